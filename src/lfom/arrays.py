@@ -1,0 +1,87 @@
+"""Small linear algebra in which prompts ride on trailing axes.
+
+Every array of the iterate view may carry trailing axes for prompts: a vector is
+(d, *prompts), a matrix (d, d, *prompts), a number (*prompts). Parameters usually have
+none, and then they are shared by all prompts. One piece of code therefore serves a single
+prompt, a batch with the prompts last (the fast layout for small d, where the inner sum is
+written out and the compiler vectorises over prompts), and per-prompt parameters, which is
+how per-prompt Jacobians and gates are computed.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+WRITE_OUT = 16  # inner sums up to this length are written out: measured faster up to d = 16
+
+
+def pad_axes(array: Array, rank: int) -> Array:
+    """`array` with axes of size 1 appended up to `rank`, so that it broadcasts over prompts."""
+    return array.reshape(array.shape + (1,) * (rank - array.ndim))
+
+
+def matvec(matrix: Array, vector: Array) -> Array:
+    """matrix (e, d, *prompts or none) times vector (d, *prompts)."""
+    if vector.ndim == 1 and matrix.ndim == 2:
+        return matrix @ vector
+    if matrix.ndim == 2:
+        small = matrix.shape[1] <= WRITE_OUT
+        return _shared_matvec(matrix, vector) if small else jnp.tensordot(matrix, vector, axes=1)
+    vector = pad_axes(vector, matrix.ndim - 1)
+    matrix = pad_axes(matrix, vector.ndim + 1)
+    if matrix.shape[1] <= WRITE_OUT:
+        return _written_out(matrix, vector)
+    return jnp.einsum("ij...,j...->i...", matrix, vector)
+
+
+def _written_out(matrix: Array, vector: Array) -> Array:
+    total = matrix[:, 0] * vector[0]
+    for k in range(1, matrix.shape[1]):
+        total = total + matrix[:, k] * vector[k]
+    return total
+
+
+# A matrix shared by all prompts. The product itself is written out; its derivative in the
+# matrix sums over prompts, which is a long inner product, so there it is an ordinary one. The
+# written-out form also steers clear of a miscompilation in XLA's CPU compiler (jaxlib 0.10.2):
+# a dot with a constant operand, fused into a reduction, returned NaN for some prompts.
+@jax.custom_jvp
+def _shared_matvec(matrix: Array, vector: Array) -> Array:
+    return _written_out(pad_axes(matrix, vector.ndim + 1), vector)
+
+
+@_shared_matvec.defjvp
+def _shared_matvec_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
+    (matrix, vector), (matrix_dot, vector_dot) = primals, tangents
+    moved = _written_out(pad_axes(matrix, vector.ndim + 1), vector_dot)
+    return _shared_matvec(matrix, vector), jnp.tensordot(matrix_dot, vector, axes=1) + moved
+
+
+def matmat(left: Array, right: Array) -> Array:
+    """left (e, d, *prompts or none) times right (d, f, *prompts or none)."""
+    if left.ndim == 2 and right.ndim == 2:
+        return left @ right
+    rank = max(left.ndim, right.ndim)
+    left, right = pad_axes(left, rank), pad_axes(right, rank)
+    if left.shape[1] <= WRITE_OUT:
+        total = left[:, 0, None] * right[None, 0]
+        for k in range(1, left.shape[1]):
+            total = total + left[:, k, None] * right[None, k]
+        return total
+    return jnp.einsum("ij...,jk...->ik...", left, right)
+
+
+def transpose(matrix: Array) -> Array:
+    """Swap the two leading axes: the transpose of (d, e, *prompts)."""
+    return jnp.swapaxes(matrix, 0, 1)
+
+
+def dot(left: Array, right: Array) -> Array:
+    """Inner product of two vectors (d, *prompts): one number per prompt."""
+    return jnp.sum(left * right, axis=0)
+
+
+def identity(d: int, like: Array) -> Array:
+    """The identity of size d with the prompt axes of the vector `like`."""
+    eye = pad_axes(jnp.eye(d, dtype=like.dtype), like.ndim + 1)
+    return jnp.broadcast_to(eye, (d, d, *like.shape[1:]))

@@ -1,0 +1,10 @@
+"""Speed, as ratios measured side by side in one run."""
+
+from collections.abc import Callable
+
+from lfom.bench.forward import bench_forward
+from lfom.bench.timing import Row
+
+BENCHMARKS: dict[str, Callable[[], list[Row]]] = {"forward": bench_forward}
+
+__all__ = ["BENCHMARKS", "Row"]

@@ -1,0 +1,131 @@
+"""Input checks: each error names the argument, its value, the rule it breaks and a remedy."""
+
+import difflib
+from collections.abc import Iterable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+
+class InputError(ValueError):
+    """An argument breaks a rule; the message says which, why and what to do."""
+
+
+def is_concrete(value: object) -> bool:
+    """Whether values can be inspected (false for arrays inside jit, vmap or grad)."""
+    return not isinstance(value, jax.core.Tracer)
+
+
+def real_array(
+    name: str, value: object, shape: tuple[int | None, ...] | None = None, *, item: str | None = None
+) -> Array:
+    """`value` as a floating-point array, finite and of the given shape.
+
+    Entries of `shape` that are None match any size of one or more. With `item`, the
+    leading axis counts items of that name, and a bad one is named by its index.
+    """
+    if is_concrete(value):
+        given_dtype = getattr(value, "dtype", None)
+        if given_dtype is not None and not jnp.issubdtype(given_dtype, jnp.floating):
+            raise InputError(
+                f"{name} has dtype {given_dtype}: the computation needs real floating-point "
+                f"numbers. Convert it first, for example with {name}.astype(float)."
+            )
+        try:
+            values = np.asarray(value)
+        except (TypeError, ValueError) as error:
+            raise InputError(
+                f"{name} cannot be read as one array ({error}): pass an array or a list of "
+                "equally long lists of numbers."
+            ) from None
+        if values.dtype.kind not in "fiu" and not jnp.issubdtype(values.dtype, jnp.floating):
+            raise InputError(f"{name} has dtype {values.dtype}: pass real numbers.")
+    array = jnp.asarray(value)
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        array = array.astype(float)
+    if shape is not None:
+        fits = array.ndim == len(shape) and all(
+            size >= 1 if want is None else size == want for size, want in zip(array.shape, shape, strict=True)
+        )
+        if not fits:
+            wanted = "(" + ", ".join("any" if s is None else str(s) for s in shape) + ")"
+            raise InputError(
+                f"{name} has shape {array.shape}, expected {wanted} with no empty axis. "
+                "Check the order of the axes and that every axis has at least one entry."
+            )
+    if is_concrete(array):
+        finite = np.isfinite(np.asarray(array))
+        if not finite.all():
+            where = np.argwhere(~finite)[0].tolist()
+            which = f"{item} {where[0]}, entry {where[1:]}" if item else f"entry {where}"
+            raise InputError(
+                f"{name} holds {np.asarray(array)[tuple(where)]} at {which}: every value must be "
+                "finite. Remove or repair it before solving."
+            )
+    return array
+
+
+def positive(name: str, value: object, shape: tuple[int | None, ...] = ()) -> Array:
+    """A finite array of the given shape with every entry above zero."""
+    array = real_array(name, value, shape)
+    if is_concrete(array) and not bool((array > 0).all()):
+        raise InputError(
+            f"{name} is {np.asarray(array).tolist()}: every entry must be greater than 0. "
+            "For a direction without variance, leave it out of the problem."
+        )
+    return array
+
+
+def non_negative(name: str, value: object) -> Array:
+    array = real_array(name, value, ())
+    if is_concrete(array) and float(array) < 0:
+        raise InputError(f"{name} is {float(array)}: it must be 0 or greater.")
+    return array
+
+
+def count(name: str, value: object, minimum: int = 1) -> int:
+    """A whole number, at least `minimum`."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise InputError(f"{name} is {value!r}: it must be a whole number of at least {minimum}.")
+    if value < minimum:
+        raise InputError(f"{name} is {value}: it must be at least {minimum}.")
+    return int(value)
+
+
+def rotation(name: str, value: object, d: int) -> Array:
+    """An orthogonal d x d matrix."""
+    matrix = real_array(name, value, (d, d))
+    if is_concrete(matrix):
+        off = float(np.abs(np.asarray(matrix.T @ matrix) - np.eye(d)).max())
+        bound = 1e-10 if matrix.dtype == jnp.float64 else 1e-4
+        if off > bound:
+            raise InputError(
+                f"{name} is not orthogonal: its transpose times itself differs from the identity "
+                f"by {off:.2g} (allowed {bound:.0e}). Draw one with lfom.haar_rotation(key, d), or "
+                "orthogonalise yours with numpy.linalg.qr."
+            )
+    return matrix
+
+
+def probabilities(name: str, value: object) -> Array:
+    array = real_array(name, value, (None,))
+    if is_concrete(array):
+        values = np.asarray(array, dtype=float)
+        if (values < 0).any() or abs(values.sum() - 1) > 1e-5:
+            raise InputError(
+                f"{name} is {values.tolist()} with sum {values.sum():.6g}: the entries must be 0 "
+                "or greater and sum to 1. Divide them by their sum."
+            )
+    return array
+
+
+def known(name: str, value: str, choices: Iterable[str]) -> str:
+    """`value` if it is one of `choices`; otherwise an error with the nearest names."""
+    options = list(choices)
+    if value in options:
+        return value
+    near = difflib.get_close_matches(str(value), options, n=3, cutoff=0.4)
+    hint = f"Did you mean {' or '.join(near)}?" if near else f"Known: {', '.join(options)}."
+    raise InputError(f"unknown {name} {value!r}. {hint}")

@@ -1,0 +1,82 @@
+"""The command line: thin. Every command calls one function of the library."""
+
+import json
+import sys
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from lfom.checks import InputError, known
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    help="Learned first-order methods: verify, reproduce, train, use.",
+)
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Seed = Annotated[int, typer.Option(help="Seed of every random number.")]
+
+
+def print_json(rows: Iterable[dict[str, Any]]) -> None:
+    print(json.dumps(list(rows), indent=1))
+
+
+@app.command()
+def verify(
+    as_json: AsJson = False, seed: Annotated[int | None, typer.Option(help="Fix the prompts.")] = None
+) -> None:
+    """Every theorem as a number: largest error, tolerance, verdict. Takes about a minute."""
+    from lfom.verify import CHECKS
+    from lfom.verify import verify as run_checks
+
+    console = Console(stderr=True)
+    checks = []
+    with console.status("") as status:
+        status.update(f"checking {len(CHECKS)} statements in float64")
+        for check in run_checks(seed):
+            checks.append(check)
+            status.update(f"{len(checks)} of {len(CHECKS)} checked: {check.name}")
+    if as_json:
+        print_json(check.as_dict() for check in checks)
+    else:
+        table = Table("statement", "largest error", "tolerance", "verdict")
+        for check in checks:
+            verdict = "[green]holds[/]" if check.ok else "[red]fails[/]"
+            table.add_row(check.name, f"{check.max_error:.1e}", f"{check.tolerance:.0e}", verdict)
+        Console().print(table)
+    raise typer.Exit(0 if all(check.ok for check in checks) else 1)
+
+
+@app.command()
+def bench(
+    name: Annotated[str, typer.Argument(help="Which benchmark: forward.")], as_json: AsJson = False
+) -> None:
+    """Speed as ratios, measured side by side in one run."""
+    from lfom.bench import BENCHMARKS
+
+    known("benchmark", name, BENCHMARKS)
+    with Console(stderr=True).status(f"measuring {name}"):
+        rows = BENCHMARKS[name]()
+    if as_json:
+        print_json(row.as_dict() for row in rows)
+        return
+    table = Table("compared with", "ours", "rival", "unit", "ratio")
+    for row in rows:
+        table.add_row(row.name, f"{row.ours:.4g}", f"{row.rival:.4g}", row.unit, f"{row.ratio:.1f}")
+    Console().print(table)
+
+
+def main() -> None:
+    """Run the command line; an input error is one line on stderr and exit status 2."""
+    try:
+        app()
+    except InputError as error:
+        Console(stderr=True, style="red").print(f"lfom: {error}", highlight=False)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""What a method has computed so far, in the iterate view.
+
+The token view needs no such type: its state is the matrix Z. Here the same numbers are
+written as a recursion on w (NOTES section 4). A token that started as (x, y) is, after l
+layers, (T_l x, y - x.w_l); with one Gamma for the context and another for the query, the
+two kinds of token follow tracks of their own.
+"""
+
+import equinox as eqx
+from jax import Array
+from jaxtyping import Float
+
+
+class Track(eqx.Module):
+    """Where tokens of one kind stand: labels y - x.w and covariates T x.
+
+    T is None as long as it is the identity, which it stays when B = 0.
+    """
+
+    w: Float[Array, "d *prompts"]
+    T: Float[Array, "d d *prompts"] | None = None
+
+    def __add__(self, other: "Track") -> "Track":
+        T = self.T if self.T is None or other.T is None else self.T + other.T
+        return Track(self.w + other.w, T)
+
+    def times(self, w_factor: Array | float, T_factor: Array | float) -> "Track":
+        return Track(w_factor * self.w, None if self.T is None else T_factor * self.T)
+
+
+class Iterate(eqx.Module):
+    """The state of the iterate view: where context and query stand, and the gradient there."""
+
+    context: Track
+    gradient: Float[Array, "d *prompts"]
+    query: Track | None = None  # None: the query follows the context's track
+
+    @property
+    def w(self) -> Array:
+        """The iterate that the prediction is read from."""
+        return self.context.w if self.query is None else self.query.w
+
+
+class Direction(eqx.Module):
+    """A change of the state. `image` is H times context.w where it is already known, so that
+    no product with the Hessian is computed twice."""
+
+    context: Track
+    query: Track | None = None
+    image: Float[Array, "d *prompts"] | None = None
+
+    def __add__(self, other: "Direction") -> "Direction":
+        query = None if self.query is None or other.query is None else self.query + other.query
+        image = None if self.image is None or other.image is None else self.image + other.image
+        return Direction(self.context + other.context, query, image)
+
+    def __rmul__(self, factor: Array | float) -> "Direction":
+        """The direction times a number, or one number per prompt."""
+        return Direction(
+            self.context.times(factor, factor),
+            None if self.query is None else self.query.times(factor, factor),
+            None if self.image is None else factor * self.image,
+        )

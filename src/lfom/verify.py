@@ -1,0 +1,344 @@
+"""Every theorem as a number: constructions against plain NumPy, on fresh random prompts.
+
+Each check returns the largest relative error it saw. Float64 throughout.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lfom import methods, reference, theorems
+from lfom.coefficients import NoSuchView
+from lfom.memformer import GAMMAS, memformer, mixture
+from lfom.memories import Bank, Conjugate, Forget, Memory, Register
+from lfom.preconditioners import Full
+from lfom.prompts import Prompt, prompt_from_arrays
+from lfom.readers import Gradient, Heads
+from lfom.unroll import Algorithm, Method, run
+
+TOLERANCE = 1e-10
+
+
+@dataclass(frozen=True)
+class Check:
+    """One theorem: the largest relative error seen, what is allowed, and the verdict."""
+
+    name: str
+    max_error: float
+    tolerance: float
+    ok: bool
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def verify(seed: int | None = None, rounds: int = 2) -> Iterator[Check]:
+    """Run every check on fresh prompts, `rounds` problems each, yielding as they finish."""
+    rng = np.random.default_rng(seed)
+    with jax.enable_x64(True):
+        for name, check in CHECKS.items():
+            error = max(check(rng) for _ in range(rounds))
+            yield Check(name, float(error), TOLERANCE, bool(error <= TOLERANCE))
+
+
+def random_prompt(rng: np.random.Generator, *, d: int | None = None, n: int | None = None) -> Prompt:
+    """d from 1 to 20, n from 1 to 50, a spread-out spectrum."""
+    d = int(rng.integers(1, 21)) if d is None else d
+    n = int(rng.integers(1, 51)) if n is None else n
+    X = rng.normal(size=(n, d)) @ (rng.normal(size=(d, d)) / np.sqrt(d))
+    w = rng.normal(size=d)
+    query = rng.normal(size=d)
+    return prompt_from_arrays(X, X @ w, query, query @ w, w)
+
+
+def safe_scale(prompt: Prompt) -> float:
+    """A step size at which gradient descent does not grow: 1 / largest eigenvalue."""
+    X = np.asarray(prompt.X)
+    return 1.0 / max(float(np.linalg.norm(X, 2)) ** 2 / len(X), 1e-12)
+
+
+def random_matrices(rng: np.random.Generator, prompt: Prompt, depth: int) -> np.ndarray:
+    """Matrices A_l near a multiple of the identity, not symmetric, that keep the iteration tame."""
+    d = prompt.X.shape[1]
+    noise = rng.normal(size=(depth, d, d)) / np.sqrt(d)
+    return 0.5 * safe_scale(prompt) * (np.eye(d) + 0.4 * noise)
+
+
+def relative(found: Any, wanted: Any) -> float:
+    found, wanted = np.asarray(found), np.asarray(wanted)
+    return float(np.abs(found - wanted).max() / max(np.abs(wanted).max(), 1e-300))
+
+
+def _against_iterates(algorithm: Algorithm, prompt: Prompt, w: list[np.ndarray]) -> float:
+    """Both views of an algorithm against the iterates of the reference."""
+    wanted = np.stack(w) @ np.asarray(prompt.query)
+    error = relative(run(algorithm, prompt, view="tokens").predictions, wanted)
+    try:
+        trajectory = run(algorithm, prompt, view="iterates")
+    except NoSuchView:
+        return error
+    return max(error, relative(trajectory.weights, np.stack(w)))
+
+
+def check_lemma_1(rng: np.random.Generator) -> float:
+    prompt, depth = random_prompt(rng), int(rng.integers(1, 11))
+    A = random_matrices(rng, prompt, depth)
+    w = reference.preconditioned_gradient_descent(np.asarray(prompt.X), np.asarray(prompt.y), list(A))
+    return _against_iterates(theorems.gradient_descent_transformer(jnp.asarray(A)), prompt, w)
+
+
+def conjugate_prompt(rng: np.random.Generator) -> Prompt:
+    """n >= 2d or n <= d/2, where conjugate gradients keep their digits to the end."""
+    d = int(rng.integers(1, 21))
+    n = (
+        int(rng.integers(2 * d, max(2 * d, 50) + 1))
+        if rng.random() < 0.5 or d < 2
+        else int(rng.integers(1, d // 2 + 1))
+    )
+    return random_prompt(rng, d=d, n=n)
+
+
+def check_proposition_1(rng: np.random.Generator) -> float:
+    prompt, depth, stop = conjugate_prompt(rng), int(rng.integers(1, 11)), 1e-9
+    w = reference.conjugate_gradient(np.asarray(prompt.X), np.asarray(prompt.y), depth, stop=stop)
+    per_prompt = theorems.conjugate_gradient_memformer(prompt, depth, stop)
+    register = theorems.conjugate_memformer(depth, stop)
+    return max(_against_iterates(per_prompt, prompt, w), _against_iterates(register, prompt, w))
+
+
+def check_preconditioned_cgd(rng: np.random.Generator) -> float:
+    prompt, depth, stop = conjugate_prompt(rng), int(rng.integers(1, 11)), 1e-9
+    d = prompt.X.shape[1]
+    M = rng.normal(size=(d, d)) / np.sqrt(d)
+    A = np.eye(d) + 0.3 * M @ M.T
+    w = reference.conjugate_gradient(np.asarray(prompt.X), np.asarray(prompt.y), depth, A, stop)
+    return _against_iterates(methods.conjugate_gradient(depth, A, stop=stop), prompt, w)
+
+
+def check_proposition_2_one_head(rng: np.random.Generator) -> float:
+    prompt, depth = random_prompt(rng), int(rng.integers(1, 11))
+    A = random_matrices(rng, prompt, depth)
+    gamma = np.tril(rng.normal(size=(depth, depth)) / depth)
+    X, y = np.asarray(prompt.X), np.asarray(prompt.y)
+    w, gradients = [np.zeros(X.shape[1])], []
+    for k in range(depth):
+        gradients.append(A[k].T @ reference.gradient(X, y, w[k]))
+        w.append(w[k] - sum(gamma[k, j] * gradients[j] for j in range(k + 1)))
+    return _against_iterates(theorems.lfom_memformer(jnp.asarray(A), jnp.asarray(gamma)), prompt, w)
+
+
+def random_coefficients(rng: np.random.Generator, prompt: Prompt, depth: int, d: int) -> np.ndarray:
+    raw = -safe_scale(prompt) * rng.uniform(0, 1, size=(depth, depth, d)) / depth
+    return np.tril(raw.transpose(2, 0, 1)).transpose(1, 2, 0)
+
+
+def check_proposition_2_diagonal(rng: np.random.Generator) -> float:
+    prompt, depth = random_prompt(rng, d=int(rng.integers(1, 9))), int(rng.integers(1, 7))
+    gamma = random_coefficients(rng, prompt, depth, prompt.X.shape[1])
+    w = reference.lfom(np.asarray(prompt.X), np.asarray(prompt.y), gamma)
+    heads = theorems.diagonal_lfom(jnp.asarray(gamma))
+    on_iterates = run(methods.lfom(jnp.asarray(gamma)), prompt, view="iterates").weights
+    return max(_against_iterates(heads, prompt, w), relative(on_iterates, np.stack(w)))
+
+
+def check_soft_gating(rng: np.random.Generator) -> float:
+    prompt, depth, worst = random_prompt(rng, d=4), 4, 0.0
+    heads = []
+    for _ in range(3):
+        reader = Gradient(Full(jnp.asarray(random_matrices(rng, prompt, depth))))
+        gamma = jnp.asarray(np.tril(rng.normal(size=(depth, depth))) / depth)
+        heads.append(Method(reader, methods.lfom(gamma).memory, depth))
+    for chosen, view in itertools.product(range(3), ("tokens", "iterates")):
+        alone = run(heads[chosen], prompt, view=view).predictions
+        gated = run(theorems.gate_to(tuple(heads), chosen), prompt, view=view).predictions
+        worst = max(worst, relative(gated, alone))
+    return worst
+
+
+def _check_linear(build: Callable[..., Method], plain: Callable[..., list[np.ndarray]]) -> Callable:
+    """A momentum method: as it is, and again from its coefficients as an LFOM."""
+
+    def check(rng: np.random.Generator) -> float:
+        prompt, depth = random_prompt(rng), int(rng.integers(1, 11))
+        eta, beta = 0.8 * safe_scale(prompt) * rng.uniform(0.2, 1), rng.uniform(0, 0.9)
+        w = plain(np.asarray(prompt.X), np.asarray(prompt.y), eta, beta, depth)
+        method = build(eta, beta, depth)
+        coefficients = methods.lfom_coefficients(method)[..., 0]
+        again = reference.lfom(np.asarray(prompt.X), np.asarray(prompt.y), np.asarray(coefficients))
+        memformer_of = methods.lfom(coefficients)
+        return max(
+            _against_iterates(method, prompt, w),
+            relative(np.stack(again), np.stack(w)),
+            _against_iterates(memformer_of, prompt, w),
+        )
+
+    return check
+
+
+def check_chebyshev(rng: np.random.Generator) -> float:
+    prompt, depth = random_prompt(rng), int(rng.integers(1, 11))
+    highest = 1 / safe_scale(prompt)
+    lowest = highest * rng.uniform(0.02, 0.5)
+    w = reference.chebyshev(np.asarray(prompt.X), np.asarray(prompt.y), lowest, highest, depth)
+    method = methods.chebyshev(lowest, highest, depth)
+    again = methods.lfom(methods.lfom_coefficients(method)[..., 0])
+    return max(_against_iterates(method, prompt, w), _against_iterates(again, prompt, w))
+
+
+def random_memories(rng: np.random.Generator, d: int, depth: int) -> Iterator[Memory]:
+    """Every linear memory, with random coefficients."""
+    yield Forget(jnp.asarray(rng.uniform(0.5, 1, depth)))
+    yield Register(jnp.asarray(rng.uniform(0.5, 1, depth)), jnp.asarray(rng.uniform(-0.5, 0.5, depth)))
+    for gamma, tied, own_is_one in itertools.product(GAMMAS, (True, False), (True, False)):
+        start = memformer(
+            d, depth, gamma=gamma, tied=tied, own_is_one=own_is_one, context=7, key=jax.random.key(0)
+        ).memory
+        assert isinstance(start, Bank)
+        values = jax.tree.map(lambda x: jnp.asarray(rng.uniform(-0.5, 0.5, x.shape)), start.gamma)
+        yield Bank(values, tied, own_is_one)
+
+
+def check_views(rng: np.random.Generator) -> float:
+    """Iterates against tokens for every memory, with and without B, one head and two."""
+    d, depth, worst = 3, 3, 0.0
+    prompt = random_prompt(rng, d=d, n=7)
+    matrices = [jnp.asarray(random_matrices(rng, prompt, depth)) for _ in range(2)]
+    B = jnp.asarray(0.3 * random_matrices(rng, prompt, depth))
+    plain = Gradient(Full(matrices[0]))
+    two_heads = Heads((Gradient(Full(matrices[0]), Full(B)), Gradient(Full(matrices[1]))))
+    memories = list(random_memories(rng, d, depth))
+    algorithms: list[Algorithm] = [
+        Method(reader, memory, depth) for reader in (plain, two_heads) for memory in memories
+    ]
+    pair = (Method(plain, memories[1], depth), Method(two_heads, memories[0], depth))
+    algorithms.append(mixture(pair, jnp.asarray([0.6, 0.3])))
+    for algorithm in algorithms:
+        try:
+            found = run(algorithm, prompt, view="iterates").predictions
+            wanted = run(algorithm, prompt, view="tokens").predictions
+        except NoSuchView:
+            continue
+        worst = max(worst, relative(found, wanted))
+    return worst
+
+
+def check_tokens(rng: np.random.Generator) -> float:
+    """The token view itself against attention written token by token."""
+    d, depth, worst = 3, 3, 0.0
+    prompt = random_prompt(rng, d=d, n=7)
+    A, B = random_matrices(rng, prompt, depth), 0.3 * random_matrices(rng, prompt, depth)
+    weights = [reference.sparse_weights(A[layer], B[layer]) for layer in range(depth)]
+    directions = [lambda Z, P=P, Q=Q: reference.attention(Z, P, Q) for P, Q in weights]
+    Z = reference.tokens(np.asarray(prompt.X), np.asarray(prompt.y), np.asarray(prompt.query))
+    for tied, own_is_one in itertools.product((True, False), (True, False)):
+        gamma = rng.uniform(-0.5, 0.5, (depth, depth, d + 1, 8))
+
+        def combine(
+            layer: int, stored: list, gamma: Any = gamma, tied: bool = tied, own: bool = own_is_one
+        ) -> np.ndarray:
+            used = [gamma[0, j] if tied else gamma[layer, j] for j in range(layer + 1)]
+            if own:
+                used[layer] = np.ones_like(used[layer])
+            return sum(g * R for g, R in zip(used, stored, strict=True))
+
+        wanted = reference.memformer(Z, directions, combine)
+        start = memformer(d, depth, gamma="hadamard", context=7, key=jax.random.key(0)).memory
+        values = jnp.asarray(gamma[0] if tied else gamma)
+        bank = Bank(type(start.gamma)(values), tied, own_is_one)  # type: ignore[attr-defined]
+        method = Method(Gradient(Full(jnp.asarray(A)), Full(jnp.asarray(B))), bank, depth)
+        worst = max(worst, relative(run(method, prompt, view="tokens").predictions, wanted))
+    return worst
+
+
+def check_heads_collapse(rng: np.random.Generator) -> float:
+    """With B = 0 and one memory, any heads equal one head with the summed A (NOTES 2.7)."""
+    prompt, depth, worst = random_prompt(rng), int(rng.integers(1, 6)), 0.0
+    A = np.stack([random_matrices(rng, prompt, depth) / 3 for _ in range(3)])
+    several = Heads(tuple(Gradient(Full(jnp.asarray(a))) for a in A))
+    one = Gradient(Full(jnp.asarray(A.sum(0))))
+    memories: list[Memory] = [
+        Register(jnp.ones(depth), jnp.full(depth, 0.3)),
+        methods.lfom(jnp.asarray(np.tril(rng.normal(size=(depth, depth))) / depth)).memory,
+        Conjugate(1e-9),
+    ]
+    for memory, view in itertools.product(memories[:2], ("tokens", "iterates")):
+        found = run(Method(several, memory, depth), prompt, view=view).predictions
+        worst = max(
+            worst, relative(found, run(Method(one, memory, depth), prompt, view="tokens").predictions)
+        )
+    return worst
+
+
+def check_stationarity(rng: np.random.Generator) -> float:
+    """Appendix D (Theorem 3 of Ahn et al.): among A_i = a_i S^-1, where the loss is stationary
+    in the numbers a_i, it is stationary in every entry of every A_i.
+
+    The expectation is taken exactly over signed permutations of the whitened coordinates, a
+    finite group under which Gaussian prompts are invariant and which averages any matrix to a
+    multiple of the identity. No sampling error is left.
+    """
+    d, n, depth, samples = 3, 8, 2, 6
+    F = np.diag(rng.uniform(0.5, 1.5, d)) @ np.linalg.qr(rng.normal(size=(d, d)))[0]
+    inverse = np.linalg.inv(F.T @ F)
+    grams, errors = [], []
+    for _ in range(samples):
+        Z, z = rng.normal(size=(n, d)), rng.normal(size=d)
+        for order in itertools.permutations(range(d)):
+            for signs in itertools.product((-1, 1), repeat=d):
+                change = np.eye(d)[list(order)] * np.array(signs)
+                X = Z @ change @ F
+                grams.append(X.T @ X / n)
+                errors.append(np.linalg.inv(F) @ change.T @ z)
+    G, e = np.stack(grams), np.stack(errors)
+    metric = F.T @ F
+
+    def gradients(A: np.ndarray) -> np.ndarray:
+        """d loss / d A_l = -2 mean of (G e_l)(e_L^T S D_l), D_l the product of later layers."""
+        trail = [e]
+        for A_l in A:
+            trail.append(trail[-1] - np.einsum("ji,pjk,pk->pi", A_l, G, trail[-1]))
+        back, found = trail[-1] @ metric, []
+        for layer in reversed(range(depth)):
+            read = np.einsum("pij,pj->pi", G, trail[layer])
+            found.append(-2 * np.einsum("pi,pj->ij", read, back) / len(e))
+            back = back - np.einsum("pij,jk,pk->pi", G, A[layer], back)
+        return np.stack(found[::-1])
+
+    # The best a_i: p(t) = (1 - a_0 t)(1 - a_1 t) has the coefficients that minimise sum p_i p_j m_{i+j}.
+    def moment(k: int) -> float:
+        v = e
+        for _ in range(k):
+            v = np.einsum("ij,pjk,pk->pi", inverse, G, v)
+        return float(np.mean(np.einsum("pi,ij,pj->p", e, metric, v)))
+
+    m = [moment(k) for k in range(2 * depth + 1)]
+    p = np.linalg.solve([[m[2], m[3]], [m[3], m[4]]], [-m[1], -m[2]])
+    a = 1 / np.roots([p[1], p[0], 1.0])
+    if np.iscomplexobj(a) and np.abs(a.imag).max() > 0:
+        return check_stationarity(rng)  # no real step sizes on this small sample: draw another
+    at_optimum = gradients(a.real[:, None, None] * inverse)
+    size = np.abs(gradients(0.5 * a.real[:, None, None] * inverse)).max()
+    return float(np.abs(at_optimum).max() / size)
+
+
+CHECKS: dict[str, Callable[[np.random.Generator], float]] = {
+    "Lemma 1: Linear Transformer = preconditioned GD": check_lemma_1,
+    "Proposition 1: Memformer = CGD, per prompt": check_proposition_1,
+    "Conjugate register = preconditioned CGD": check_preconditioned_cgd,
+    "Proposition 2: LFOM, one head": check_proposition_2_one_head,
+    "Proposition 2: all diagonal LFOMs, d heads": check_proposition_2_diagonal,
+    "thm:multihead_moe_refined: gates at a corner": check_soft_gating,
+    "Momentum as LFOM coefficients": _check_linear(methods.momentum, reference.momentum),
+    "Heavy ball as LFOM coefficients": _check_linear(methods.heavy_ball, reference.heavy_ball),
+    "NAG as LFOM coefficients": _check_linear(methods.nesterov, reference.nesterov),
+    "Chebyshev as LFOM coefficients": check_chebyshev,
+    "Token view = attention token by token": check_tokens,
+    "Iterate view = token view": check_views,
+    "Heads collapse (B = 0, one memory)": check_heads_collapse,
+    "Appendix D: stationary at a multiple of S^-1": check_stationarity,
+}
