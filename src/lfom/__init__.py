@@ -8,6 +8,7 @@ from lfom.distributions import (
     LinearRegression,
     haar_rotation,
 )
+from lfom.memformer import linear_transformer, memformer, mixture
 from lfom.methods import (
     chebyshev,
     conjugate_gradient,
@@ -23,12 +24,17 @@ from lfom.methods import (
     ridge,
 )
 from lfom.prompts import Prompt, prompt_from_arrays
+from lfom.training import Adam, Fit, LeastSquares, PerRun, Score, evaluate, fit
 from lfom.tuning import tune
 from lfom.unroll import Method, Mixture, Trajectory, run
 
 __all__ = [
+    "Adam",
     "chebyshev",
     "conjugate_gradient",
+    "evaluate",
+    "Fit",
+    "fit",
     "GaussianMixture",
     "gd_plus_plus",
     "gradient_descent",
@@ -36,19 +42,25 @@ __all__ = [
     "heavy_ball",
     "InputError",
     "least_squares",
+    "LeastSquares",
     "lfom",
     "lfom_coefficients",
+    "linear_transformer",
     "LinearRegression",
+    "memformer",
     "Method",
+    "mixture",
     "Mixture",
     "momentum",
     "nesterov",
+    "PerRun",
     "preconditioned_gradient_descent",
     "Prompt",
     "prompt_from_arrays",
     "PUBLISHED_SPECTRUM",
     "ridge",
     "run",
+    "Score",
     "TEXT_SPECTRUM",
     "Trajectory",
     "tune",

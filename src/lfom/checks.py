@@ -18,6 +18,21 @@ def is_concrete(value: object) -> bool:
     return not isinstance(value, jax.core.Tracer)
 
 
+def _readable(name: str, value: object) -> np.ndarray:
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"{name} cannot be read as one array ({error}): pass an array or a list of "
+            "equally long lists of numbers."
+        ) from None
+
+
+def axes(name: str, value: object) -> int:
+    """The number of axes of an array, or of lists in lists."""
+    return value.ndim if isinstance(value, Array) else _readable(name, value).ndim
+
+
 def real_array(
     name: str, value: object, shape: tuple[int | None, ...] | None = None, *, item: str | None = None
 ) -> Array:
@@ -33,15 +48,12 @@ def real_array(
                 f"{name} has dtype {given_dtype}: the computation needs real floating-point "
                 f"numbers. Convert it first, for example with {name}.astype(float)."
             )
-        try:
-            values = np.asarray(value)
-        except (TypeError, ValueError) as error:
-            raise InputError(
-                f"{name} cannot be read as one array ({error}): pass an array or a list of "
-                "equally long lists of numbers."
-            ) from None
+        values = _readable(name, value)
         if values.dtype.kind not in "fiu" and not jnp.issubdtype(values.dtype, jnp.floating):
-            raise InputError(f"{name} has dtype {values.dtype}: pass real numbers.")
+            raise InputError(
+                f"{name} has dtype {values.dtype}: the computation needs real floating-point numbers. "
+                "Pass real numbers."
+            )
     array = jnp.asarray(value)
     if not jnp.issubdtype(array.dtype, jnp.floating):
         array = array.astype(float)
@@ -73,7 +85,7 @@ def positive(name: str, value: object, shape: tuple[int | None, ...] = ()) -> Ar
     if is_concrete(array) and not bool((array > 0).all()):
         raise InputError(
             f"{name} is {np.asarray(array).tolist()}: every entry must be greater than 0. "
-            "For a direction without variance, leave it out of the problem."
+            "Pass positive numbers; a direction without variance is left out of the problem."
         )
     return array
 
@@ -81,16 +93,18 @@ def positive(name: str, value: object, shape: tuple[int | None, ...] = ()) -> Ar
 def non_negative(name: str, value: object) -> Array:
     array = real_array(name, value, ())
     if is_concrete(array) and float(array) < 0:
-        raise InputError(f"{name} is {float(array)}: it must be 0 or greater.")
+        raise InputError(f"{name} is {float(array)}: it must be 0 or greater. Pass 0 for none.")
     return array
 
 
 def count(name: str, value: object, minimum: int = 1) -> int:
     """A whole number, at least `minimum`."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise InputError(f"{name} is {value!r}: it must be a whole number of at least {minimum}.")
+        raise InputError(
+            f"{name} is {value!r}: it must be a whole number of at least {minimum}. Pass an int."
+        )
     if value < minimum:
-        raise InputError(f"{name} is {value}: it must be at least {minimum}.")
+        raise InputError(f"{name} is {value}: it must be at least {minimum}. Pass {minimum} or more.")
     return int(value)
 
 
@@ -107,6 +121,30 @@ def rotation(name: str, value: object, d: int) -> Array:
                 "orthogonalise yours with numpy.linalg.qr."
             )
     return matrix
+
+
+def symmetric(name: str, value: object) -> Array:
+    """A square symmetric matrix."""
+    matrix = real_array(name, value, (None, None))
+    if matrix.shape[0] != matrix.shape[1]:
+        raise InputError(f"{name} has shape {matrix.shape}: it must be square. Pass a (d, d) matrix.")
+    if is_concrete(matrix):
+        off = float(jnp.abs(matrix - matrix.T).max())
+        if off > 1e-5 * float(jnp.abs(matrix).max()):
+            raise InputError(
+                f"{name} is not symmetric: it differs from its transpose by {off:.2g}. "
+                f"Pass ({name} + {name}.T) / 2 if that is what you mean."
+            )
+    return matrix
+
+
+def size(name: str, array: Array, axis: int, wanted: int, of: str) -> None:
+    """An axis of a method's parameter against the prompt it meets (the sizes are static)."""
+    if array.shape[axis] != wanted:
+        raise InputError(
+            f"{name} has {array.shape[axis]} entries on axis {axis} of {array.shape}, but the prompt has "
+            f"{of} = {wanted}. Build the method for that size, or pass prompts that fit it."
+        )
 
 
 def probabilities(name: str, value: object) -> Array:

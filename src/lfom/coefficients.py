@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
+from lfom import checks
 from lfom.arrays import pad_axes
 from lfom.checks import InputError
 from lfom.states import Direction, Track
@@ -80,16 +81,18 @@ class Pair(Coefficient):
 class Rows(Coefficient):
     """One number per row of Z, the same for every token: d for covariates, one for labels."""
 
-    value: Float[Array, "... d+1"]
+    value: Float[Array, "... rows"]
 
     @property
     def splits(self) -> bool:
         return False
 
     def on_tokens(self, direction: Array) -> Array:
+        checks.size("gamma", self.value, 0, direction.shape[0], "d + 1")
         return self.value[:, None] * direction
 
     def on_iterates(self, direction: Direction) -> Direction:
+        checks.size("gamma", self.value, 0, direction.context.w.shape[0] + 1, "d + 1")
         label = self.value[-1]
 
         def scale(track: Track) -> Track:
@@ -119,6 +122,7 @@ class Diagonal(Coefficient):
         def scale(track: Track) -> Track:
             if track.T is not None:
                 raise NoSuchView("diagonal coefficients on iterates need B = 0.")
+            checks.size("gamma", self.value, 0, track.w.shape[0], "d")
             return Track(pad_axes(self.value, track.w.ndim) * track.w)
 
         query = None if direction.query is None else scale(direction.query)
@@ -128,13 +132,14 @@ class Diagonal(Coefficient):
 class TokenWise(Coefficient):
     """One number per token: tokens only."""
 
-    value: Float[Array, "... n+1"]
+    value: Float[Array, "... tokens"]
 
     @property
     def splits(self) -> bool:
         return True
 
     def on_tokens(self, direction: Array) -> Array:
+        checks.size("gamma", self.value, 0, direction.shape[1], "n + 1")
         return self.value[None, :] * direction
 
     def on_iterates(self, direction: Direction) -> Direction:
@@ -144,13 +149,15 @@ class TokenWise(Coefficient):
 class Hadamard(Coefficient):
     """One number per entry of Z, Gamma of equation (LFOM_memory) in full: tokens only."""
 
-    value: Float[Array, "... d+1 n+1"]
+    value: Float[Array, "... rows tokens"]
 
     @property
     def splits(self) -> bool:
         return True
 
     def on_tokens(self, direction: Array) -> Array:
+        checks.size("gamma", self.value, 0, direction.shape[0], "d + 1")
+        checks.size("gamma", self.value, 1, direction.shape[1], "n + 1")
         return self.value * direction
 
     def on_iterates(self, direction: Direction) -> Direction:

@@ -123,6 +123,7 @@ class LinearRegression(Distribution):
         G = F^T (C C^T / n) F with the Bartlett factor C, and given G, b has mean G w* and
         covariance noise^2 G / n (NOTES section 4).
         """
+        count = checks.count("count", count)
         factor_key, weight_key, label_key = jax.random.split(key, 3)
         factor = bartlett_factor(factor_key, self.dimension, self.context, count, self.spectrum.dtype)
         half = matmat(self.root.T, factor) / jnp.sqrt(jnp.asarray(self.context, self.spectrum.dtype))

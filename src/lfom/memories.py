@@ -39,7 +39,7 @@ class Memory(eqx.Module):
 class Forget(Memory):
     """No memory: the step is the direction times a step size. Z += eta_l * direction."""
 
-    eta: Float[Array, " depth"]
+    eta: Float[Array, "depth ..."]
 
     @property
     def splits(self) -> bool:
@@ -57,8 +57,8 @@ class Forget(Memory):
 class Register(Memory):
     """R_l = direction + gamma_l R_{l-1}; step alpha_l R_l (equation dynamic-mem)."""
 
-    alpha: Float[Array, " depth"]
-    gamma: Float[Array, " depth"]
+    alpha: Float[Array, "depth ..."]
+    gamma: Float[Array, "depth ..."]
 
     @property
     def splits(self) -> bool:

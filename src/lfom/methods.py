@@ -17,7 +17,8 @@ from lfom.checks import InputError
 from lfom.coefficients import Diagonal, Pair, Scalar
 from lfom.memories import Bank, Conjugate, Forget, Memory, Register
 from lfom.preconditioners import Full, Identity, One, Preconditioner, Scaled
-from lfom.prompts import Prompt
+from lfom.problems import Examples
+from lfom.prompts import Prompt, checked
 from lfom.readers import Gradient
 from lfom.states import Direction, Track
 from lfom.unroll import Method
@@ -60,6 +61,11 @@ def momentum(eta: Any, beta: Any, steps: int) -> Method:
     """
     steps = checks.count("steps", steps)
     eta, beta = _constant("eta", eta, steps), _constant("beta", beta, steps)
+    if checks.is_concrete(eta) and steps > 1 and not bool((eta[1:] != 0).all()):
+        raise InputError(
+            f"eta is {np.asarray(eta).tolist()}: the register carries v / eta, so no step size may be "
+            "0. To stand still, run fewer steps."
+        )
     gamma = beta.at[1:].multiply(eta[:-1] / eta[1:])
     return Method(Gradient(Identity()), Register(eta, gamma), steps)
 
@@ -71,6 +77,7 @@ def heavy_ball(eta: Any, beta: Any, steps: int) -> Method:
 
 def heavy_ball_for(lowest: float, highest: float, steps: int) -> Method:
     """Heavy ball with the best constants for eigenvalues between `lowest` and `highest`."""
+    _check_interval(lowest, highest)
     a, b = np.sqrt(lowest), np.sqrt(highest)
     return heavy_ball(4 / (a + b) ** 2, ((b - a) / (b + a)) ** 2, steps)
 
@@ -99,9 +106,7 @@ def chebyshev(lowest: float, highest: float, steps: int) -> Method:
     """Chebyshev iteration for eigenvalues in [lowest, highest]: the register whose residual
     polynomial is the smallest possible on that interval."""
     steps = checks.count("steps", steps)
-    checks.positive("lowest", lowest)
-    if not highest > lowest:
-        raise InputError(f"highest is {highest}: it must be greater than lowest ({lowest}).")
+    _check_interval(lowest, highest)
     centre, radius = (highest + lowest) / 2, (highest - lowest) / 2
     alpha, gamma = [1 / centre], [0.0]
     for k in range(1, steps):
@@ -111,12 +116,21 @@ def chebyshev(lowest: float, highest: float, steps: int) -> Method:
     return Method(Gradient(Identity()), Register(jnp.asarray(alpha), jnp.asarray(gamma)), steps)
 
 
+def _check_interval(lowest: float, highest: float) -> None:
+    checks.positive("lowest", lowest)
+    if not highest > lowest:
+        raise InputError(
+            f"highest is {highest}: it must be greater than lowest ({lowest}). For one eigenvalue, "
+            "gradient_descent(1 / lowest, steps=1) is exact."
+        )
+
+
 def conjugate_gradient(steps: int, preconditioner: Any = None, *, stop: float = 0.0) -> Method:
     """Conjugate gradients (CGD), optionally with a symmetric positive definite preconditioner."""
     steps = checks.count("steps", steps)
     A: Preconditioner = Identity()
     if preconditioner is not None:
-        A = One(checks.real_array("preconditioner", preconditioner, (None, None)))
+        A = One(checks.symmetric("preconditioner", preconditioner))
     return Method(Gradient(A), Conjugate(stop), steps)
 
 
@@ -169,11 +183,12 @@ def _positions(memory: Memory, steps: int) -> tuple[Array, Array | None]:
     if isinstance(memory, Bank) and isinstance(memory.gamma, Diagonal):
         d = memory.gamma.value.shape[-1]
     past, position = memory.start(), None
+    nowhere = Examples(jnp.zeros((1, d)), jnp.zeros(1))  # linear memories read no problem
     rows = []
     for layer in range(steps):
         unit = Track(jnp.zeros((d, steps)).at[:, layer].set(1))
         direction = Direction(unit, unit if memory.splits else None)
-        step, past = memory(direction, past, None, None, layer)  # type: ignore[arg-type]
+        step, past = memory(direction, past, None, nowhere, layer)
         position = step if position is None else position + step
         rows.append(position)
     zero = jnp.zeros((1, steps, d))
@@ -207,13 +222,14 @@ def _matrices(name: str, value: Any, steps: int) -> Preconditioner:
 
 def least_squares(prompt: Prompt) -> Array:
     """The exact least-squares solution of each prompt, of smallest norm if there are many."""
+    prompt = checked(prompt)
     solve = lambda X, y: jnp.linalg.lstsq(X, y)[0]  # noqa: E731
     return jax.vmap(solve)(prompt.X, prompt.y) if prompt.batched else solve(prompt.X, prompt.y)
 
 
 def ridge(prompt: Prompt, penalty: Any) -> Array:
     """argmin |Xw - y|^2 / 2n + penalty |w|^2 / 2 for each prompt."""
-    penalty = checks.positive("penalty", penalty)
+    prompt, penalty = checked(prompt), checks.positive("penalty", penalty)
 
     def solve(X: Array, y: Array) -> Array:
         n, d = X.shape

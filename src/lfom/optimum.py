@@ -127,7 +127,8 @@ def sampled_optimum(
     standard error is that of the second half. Powers of A G are replaced by Chebyshev
     polynomials on (0, largest eigenvalue), in which the system is well conditioned.
     """
-    depth, chunk = checks.count("depth", depth), min(chunk, max(prompts // 2, 1))
+    depth, prompts = checks.count("depth", depth), checks.count("prompts", prompts)
+    chunk = min(checks.count("chunk", chunk), max(prompts // 2, 1))
     precondition = _precondition(preconditioner)
     first, key = jax.random.split(key)
     pilot = distribution.quadratics(first, 1_000)

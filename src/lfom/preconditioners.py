@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
+from lfom import checks
 from lfom.arrays import matvec, pad_axes, transpose
 
 
@@ -39,7 +40,7 @@ class Identity(Preconditioner):
 class Scaled(Preconditioner):
     """A_l = a_l I."""
 
-    scale: Float[Array, " depth"]
+    scale: Float[Array, "depth ..."]
 
     def matrix(self, layer: int, d: int) -> Array:
         scale = self.scale[layer]
@@ -52,22 +53,25 @@ class Scaled(Preconditioner):
 class Shared(Preconditioner):
     """A_l = a_l M: one matrix for all layers, one scale per layer."""
 
-    scale: Float[Array, " depth"]
-    shape: Float[Array, "d d"]
+    scale: Float[Array, "depth ..."]
+    shape: Float[Array, "d d ..."]
 
     def matrix(self, layer: int, d: int) -> Array:
+        checks.size("shape", self.shape, 0, d, "d")
         return self.scale[layer] * self.shape
 
     def transposed_times(self, layer: int, vector: Array) -> Array:
+        checks.size("shape", self.shape, 0, vector.shape[0], "d")
         return self.scale[layer] * matvec(transpose(self.shape), vector)
 
 
 class One(Preconditioner):
     """A_l = (S + S^T) / 2: one symmetric matrix for every layer, as conjugate directions need."""
 
-    half: Float[Array, "d d"]
+    half: Float[Array, "d d ..."]
 
     def matrix(self, layer: int, d: int) -> Array:
+        checks.size("preconditioner", self.half, 0, d, "d")
         return (self.half + transpose(self.half)) / 2
 
     def transposed_times(self, layer: int, vector: Array) -> Array:
@@ -77,10 +81,11 @@ class One(Preconditioner):
 class Full(Preconditioner):
     """A_l full and free in every layer."""
 
-    matrices: Float[Array, "depth d d"]
+    matrices: Float[Array, "depth d d ..."]
 
     def matrix(self, layer: int, d: int) -> Array:
+        checks.size("A", self.matrices, 1, d, "d")
         return self.matrices[layer]
 
     def transposed_times(self, layer: int, vector: Array) -> Array:
-        return matvec(transpose(self.matrices[layer]), vector)
+        return matvec(transpose(self.matrix(layer, vector.shape[0])), vector)

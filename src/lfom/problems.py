@@ -48,7 +48,7 @@ class Problem(eqx.Module):
 class Tokens(Problem):
     """The prompt as the matrix Z_0 of Section 2.1, (d+1, n+1); the last column is the query."""
 
-    Z_0: Float[Array, "d+1 n+1"]
+    Z_0: Float[Array, "rows tokens"]
 
     @staticmethod
     def of(prompt: Prompt) -> "Tokens":

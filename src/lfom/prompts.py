@@ -3,7 +3,6 @@
 from typing import Any
 
 import equinox as eqx
-import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
@@ -37,7 +36,7 @@ def prompt_from_arrays(X: Any, y: Any, query: Any, target: Any, weights: Any = N
     >>> prompt_from_arrays([[1.0, 0.0]], [2.0], query=[0.5, 1.0], target=1.0).X.shape
     (1, 2)
     """
-    rank = jnp.ndim(X)
+    rank = checks.axes("X", X)
     if rank not in (2, 3):
         raise InputError(f"X has {rank} axes: pass (n, d) for one prompt or (prompts, n, d) for a batch.")
     lead: tuple[int | None, ...] = () if rank == 2 else (None,)
@@ -51,3 +50,8 @@ def prompt_from_arrays(X: Any, y: Any, query: Any, target: Any, weights: Any = N
         checks.real_array("target", target, batch, item=item),
         None if weights is None else checks.real_array("weights", weights, (*batch, d), item=item),
     )
+
+
+def checked(prompt: Prompt) -> Prompt:
+    """The same prompt, or an error that says what is wrong with it."""
+    return prompt_from_arrays(prompt.X, prompt.y, prompt.query, prompt.target, prompt.weights)

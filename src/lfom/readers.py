@@ -56,8 +56,8 @@ class Reader(eqx.Module):
 class Attention(Reader):
     """Linear attention with any P and Q: tokens only."""
 
-    P: Float[Array, "depth d+1 d+1"]
-    Q: Float[Array, "depth d+1 d+1"]
+    P: Float[Array, "depth rows rows"]
+    Q: Float[Array, "depth rows rows"]
 
     @property
     def moves_covariates(self) -> bool:
@@ -76,9 +76,9 @@ class Attention(Reader):
 class SoftmaxAttention(Reader):
     """Softmax attention as Section 2.1 states it: tokens only."""
 
-    W_v: Float[Array, "depth d+1 d+1"]
-    W_k: Float[Array, "depth d+1 d+1"]
-    W_q: Float[Array, "depth d+1 d+1"]
+    W_v: Float[Array, "depth rows rows"]
+    W_k: Float[Array, "depth rows rows"]
+    W_q: Float[Array, "depth rows rows"]
 
     @property
     def moves_covariates(self) -> bool:

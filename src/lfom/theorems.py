@@ -11,7 +11,7 @@ from lfom.coefficients import Scalar
 from lfom.memories import Bank, Conjugate, Forget, Register
 from lfom.methods import lfom
 from lfom.preconditioners import Full, Identity
-from lfom.prompts import Prompt
+from lfom.prompts import Prompt, checked
 from lfom.readers import Gradient
 from lfom.unroll import Method, Mixture
 
@@ -30,7 +30,8 @@ def conjugate_gradient_memformer(prompt: Prompt, depth: int, stop: float = 0.0) 
     nothing but tokens.
     """
     if prompt.batched:
-        raise InputError("Theorem 1 holds per prompt: pass one prompt, not a batch.")
+        raise InputError("prompt is a batch: Theorem 1 holds per prompt. Pass one, or vmap over them.")
+    prompt, depth = checked(prompt), checks.count("depth", depth)
     alpha, gamma = np.zeros(depth), np.zeros(depth)
     X, n = np.asarray(prompt.X), prompt.X.shape[0]
     labels = np.asarray(prompt.y).copy()  # y - x.w of each context token

@@ -14,7 +14,7 @@ from lfom.arrays import WRITE_OUT
 from lfom.coefficients import NoSuchView
 from lfom.memories import Memory
 from lfom.problems import Examples, IterateProblem, Problem, Quadratic, Tokens
-from lfom.prompts import Prompt, prompt_from_arrays
+from lfom.prompts import Prompt, checked
 from lfom.readers import Reader
 
 
@@ -154,7 +154,7 @@ def run(algorithm: Algorithm, prompt: Prompt, *, view: str | None = None) -> Tra
     checks.count("depth", algorithm.depth)
     if view is not None:
         checks.known("view", view, VIEWS)
-    prompt = prompt_from_arrays(prompt.X, prompt.y, prompt.query, prompt.target, prompt.weights)
+    prompt = checked(prompt)
     if view == "tokens":
         return _on_tokens(algorithm, prompt)
     try:

@@ -1,0 +1,192 @@
+"""The figure of one experiment as PNG and SVG: same data, same bytes."""
+
+import io
+import math
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from lfom.report.files import write_whole
+from lfom.report.results import Result, read_experiment
+from lfom.report.series import Panel, Series, error_note, panels
+from lfom.report.style import MARKS, colour, position
+
+SETTINGS: dict[str, Any] = {
+    "text.parse_math": False,  # texts from files are texts
+    "svg.hashsalt": "lfom",
+    "svg.fonttype": "none",
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e4e4e4",
+    "grid.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "axes.unicode_minus": True,
+}
+
+
+def plot_experiment(folder: Path) -> None:
+    """Draw figure.png and figure.svg of an experiment folder from its curves.csv and meta.json."""
+    folder = Path(folder)
+    result = read_experiment(folder)
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()  # what a reader's own settings say must not change the figure
+        settings: Any = matplotlib.rcParams
+        settings.update(SETTINGS)
+        figure = draw(result)
+        for suffix, metadata in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
+            content = io.BytesIO()
+            figure.savefig(content, format=suffix, dpi=160, metadata=metadata)
+            write_whole(folder / f"figure.{suffix}", content.getvalue())
+
+
+def draw(result: Result) -> Figure:
+    """One panel per measure, the legend beside them, a line below that says what the bands are."""
+    shown = panels(result)
+    columns = min(len(shown), 3)
+    lines = -(-len(shown) // columns)
+    legend = _by_last_value(
+        list({one.label: one for panel in shown for one in panel.series if one.main}.values())
+    )
+    handles = [_handle(one) for one in legend]
+    # All lengths in inches; the layout is computed here because matplotlib's own moves with the legend.
+    left, panel_width, panel_height, gap, legend_width = 0.75, 4.6 if columns == 1 else 3.5, 3.3, 0.75, 2.85
+    width = left + columns * panel_width + (columns - 1) * gap + legend_width
+    title = textwrap.wrap(result.meta.title, int(10.3 * width))
+    note = textwrap.wrap(error_note(legend), int(17 * width))
+    top, bottom = 0.3 + 0.2 * len(title), 0.65 + 0.14 * len(note)
+    legend_height = 0.1 + sum(0.14 + 0.08 for one in handles) + 0.14 * sum(_breaks(one) for one in handles)
+    height = top + bottom + max(lines * panel_height + (lines - 1) * gap, legend_height)
+
+    figure = Figure(figsize=(width, height))
+    FigureCanvasAgg(figure)
+    grid = figure.add_gridspec(
+        lines,
+        columns,
+        left=left / width,
+        right=1 - legend_width / width,
+        top=1 - top / height,
+        bottom=bottom / height,
+        wspace=gap / panel_width,
+        hspace=gap / panel_height,
+    )
+    for index, panel in enumerate(shown):
+        draw_panel(figure.add_subplot(grid[index // columns, index % columns]), panel)
+    edge = 0.12 / width
+    figure.text(edge, 1 - 0.1 / height, "\n".join(title), fontsize=11.5, weight="bold", va="top")
+    figure.text(
+        edge, 0.08 / height, "\n".join(note), fontsize=7.5, color="#555555", va="bottom", linespacing=1.3
+    )
+    figure.legend(
+        handles=handles,
+        loc="upper left",
+        bbox_to_anchor=(1 - (legend_width - 0.15) / width, 1 - top / height),
+        frameon=False,
+        borderpad=0,
+        borderaxespad=0,
+        fontsize=8.5,
+        handlelength=3.0,
+        labelspacing=0.6,
+    )
+    return figure
+
+
+def draw_panel(axes: Axes, panel: Panel) -> None:
+    """The main curves of one measure."""
+    shown = [series for series in panel.series if series.main]
+    points = [point for series in shown for point in series.points]
+    edges = [
+        point.mean + sign * (point.error or 0.0)
+        for point in points
+        if point.mean is not None
+        for sign in (-1, 1)
+    ]
+    low, high = (min(edges), max(edges)) if edges else (-1.0, 1.0)
+    margin = 0.05 * (high - low) or max(0.1, 0.05 * abs(high))
+    low, high = low - margin, high + margin
+    # Wide lines first: a thin one on top of them stays visible.
+    for series in sorted(shown, key=lambda one: -_style(one)["linewidth"]):
+        draw_series(axes, series, low)
+    axes.set_ylim(low, high)
+    axes.set_xlabel(panel.x_label)
+    axes.set_ylabel(panel.y_label)
+    if panel.log_x:
+        axes.set_xscale("log")
+        decades = math.log10(panel.xs[-1] / panel.xs[0])
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < 2 else (1,)))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _tick(x)))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    if panel.ticks:
+        axes.set_xticks(panel.ticks)
+    if panel.whole_x:
+        axes.set_xlim(panel.xs[0] - 0.15, panel.xs[-1] + 0.15)
+
+
+def _tick(x: float) -> str:
+    return position(x) if 1e-3 <= x < 1e6 else f"{x:.0e}"
+
+
+def draw_series(axes: Axes, series: Series, edge: float) -> None:
+    """Line, band or bars, and triangles at the lower edge where the value is zero to rounding."""
+    style = _style(series)
+    ink = style["color"]
+    drawn = [(p.x, p.mean if p.mean is not None else edge, p.error or 0.0, p) for p in series.points]
+    xs, ys = [d[0] for d in drawn], [d[1] for d in drawn]
+    above = [index for index, (*_, point) in enumerate(drawn) if point.mean is not None]
+    axes.plot(xs, ys, markevery=above, **style)
+    inside = [drawn[index] for index in above]
+    if series.banded and len(inside) > 1:
+        lower, upper = [y - e for _, y, e, _ in inside], [y + e for _, y, e, _ in inside]
+        axes.fill_between([x for x, *_ in inside], lower, upper, color=ink, alpha=0.13, linewidth=0)
+    elif any(error for _, _, error, _ in inside):
+        x, y, error = zip(*[d[:3] for d in inside], strict=True)
+        axes.errorbar(x, y, yerr=error, fmt="none", ecolor=ink, elinewidth=0.9, capsize=2)
+    marked = [x for x, *_, point in drawn if point.floored]
+    axes.plot(marked, [edge] * len(marked), "v", color=ink, markersize=8, clip_on=False, zorder=5)
+
+
+def _style(series: Series) -> dict[str, Any]:
+    mark, ink = MARKS[series.training], colour(series.colour)
+    size = mark.size if len(series.points) <= 10 else 0.7 * mark.size
+    return {
+        "color": ink,
+        "linewidth": mark.width + 0.6 * series.layer,
+        "linestyle": (0, (5, 3)) if series.dashed else "solid",
+        "marker": mark.matplotlib,
+        "markersize": size + 1.8 * series.layer,
+        "markerfacecolor": ink if mark.filled else "white",
+        "markeredgecolor": ink,
+    }
+
+
+def _handle(series: Series) -> Line2D:
+    return Line2D([], [], label=textwrap.fill(_together(series), 32), **_style(series))
+
+
+def _by_last_value(series: list[Series]) -> list[Series]:
+    """Top to bottom as the curves end on the right, so that legend and lines are read across."""
+
+    def end(one: Series) -> float:
+        last = one.points[-1].mean
+        return float("-inf") if last is None else last
+
+    return sorted(series, key=end, reverse=True)
+
+
+def _together(series: Series) -> str:
+    """The label; a line may break before the brackets, not inside."""
+    brackets = f"({series.scored_on})"
+    return series.label.replace(brackets, brackets.replace(" ", "\xa0"))
+
+
+def _breaks(handle: Line2D) -> int:
+    return str(handle.get_label()).count("\n")

@@ -1,0 +1,124 @@
+"""Levenberg-Marquardt on streamed normal equations.
+
+The loss is a mean of |residual|^2 over prompts, the residual k numbers per prompt, the
+parameters few. A pass over fresh prompts accumulates J^T J and J^T r; a handful of damped
+steps is tried on other fresh prompts, and the best is taken, or none: so no step is judged on
+prompts that it was fitted to. Prompts are drawn in chunks inside the compiled loop, so memory
+does not grow with their number. Runs and depths are batch axes.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Float
+
+from lfom.problems import Quadratic
+from lfom.training.parameters import Parameters
+from lfom.unroll import last_residual
+
+DAMPING = (1e-6, 1e-3, 1e-2, 1e-1, 1.0)  # steps tried, relative to diag(J^T J)
+CAREFUL = (1e-1, 1.0, 10.0, 100.0)  # when many parameters are freed at once: shrink towards where we are
+
+Draw = Callable[[Any, Array, Array], Quadratic]  # (source, key, number of the chunk) -> prompts
+
+
+def jacobian(
+    parameters: Parameters, vector: Float[Array, " all"], quadratics: Quadratic, active: Float[Array, " depth"]
+) -> tuple[Float[Array, "k prompts"], Float[Array, "k p prompts"]]:
+    """Residuals and their derivative in every trained number, prompt by prompt.
+
+    The parameters are given a trailing prompt axis, so that one reverse pass per residual
+    returns the derivatives of all prompts at once, in the layout that the loop is fast in.
+    """
+    prompts = quadratics.moment.shape[-1]
+    trained = vector[parameters.index]
+
+    def residual_of(spread: Array) -> Array:
+        return last_residual(parameters.assemble(vector, spread), quadratics, active)
+
+    residual, pull = jax.vjp(residual_of, jnp.broadcast_to(trained[:, None], (trained.size, prompts)))
+    units = jnp.eye(residual.shape[0], dtype=residual.dtype)
+    # One reverse pass per residual, in a loop: under vmap the prompts would not stay last, and
+    # written out it compiles for longer than it saves.
+    rows = jax.lax.map(lambda unit: pull(jnp.broadcast_to(unit[:, None], residual.shape))[0], units)
+    return residual, rows
+
+
+def normal_equations(
+    parameters: Parameters, vector: Float[Array, " all"], quadratics: Quadratic, active: Float[Array, " depth"]
+) -> tuple[Array, Array, Array]:
+    """Sums over prompts of J^T J (p, p), J^T r (p,) and |r|^2."""
+    residual, J = jacobian(parameters, vector, quadratics, active)
+    return (
+        jnp.einsum("kpn,kqn->pq", J, J),
+        jnp.einsum("kpn,kn->p", J, residual),
+        jnp.sum(residual**2),
+    )
+
+
+def make_passes(parameters: Parameters, draw: Draw) -> tuple[Callable, Callable]:
+    """The two compiled programs of a fit, over the chunks first .. last-1 of every run.
+
+    accumulate(vectors (runs, depths, all), actives (depths, L), sources, keys, first, last):
+    the normal equations. score(candidates (runs, depths, c, all), ...): for each candidate the
+    sums of its loss, of its difference to the first candidate, and of that squared.
+    """
+
+    def over_chunks(one_model: Callable, shapes: Any, actives: Array, first: Array, last: Array) -> Callable:
+        """Sum one_model(vector, active, quadratics) over chunks, for all depths of one run."""
+
+        def one_run(args: Any) -> Any:
+            vectors, source, key = args
+
+            def chunk_sum(chunk: Array) -> Any:
+                quadratics = draw(source, key, chunk)
+                return jax.lax.map(lambda va: one_model(va[0], va[1], quadratics), (vectors, actives))
+
+            zero = tuple(jnp.zeros((len(actives), *shape), vectors.dtype) for shape in shapes)
+            return jax.lax.fori_loop(
+                first, last, lambda chunk, total: jax.tree.map(jnp.add, total, chunk_sum(chunk)), zero
+            )
+
+        return one_run
+
+    @jax.jit
+    def accumulate(vectors: Array, actives: Array, sources: Any, keys: Array, first: Array, last: Array) -> Any:
+        p = parameters.size
+
+        def one_model(vector: Array, active: Array, quadratics: Quadratic) -> Any:
+            return normal_equations(parameters, vector, quadratics, active)
+
+        return jax.lax.map(over_chunks(one_model, ((p, p), (p,), ()), actives, first, last), (vectors, sources, keys))
+
+    @jax.jit
+    def score(candidates: Array, actives: Array, sources: Any, keys: Array, first: Array, last: Array) -> Any:
+        c = candidates.shape[2]
+
+        def one_model(vectors: Array, active: Array, quadratics: Quadratic) -> Any:
+            def losses(vector: Array) -> Array:
+                return jnp.sum(last_residual(parameters.build(vector), quadratics, active) ** 2, axis=0)
+
+            values = jax.lax.map(losses, vectors)
+            gain = values[:1] - values
+            return jnp.sum(values, axis=-1), jnp.sum(gain, axis=-1), jnp.sum(gain**2, axis=-1)
+
+        return jax.lax.map(over_chunks(one_model, ((c,),) * 3, actives, first, last), (candidates, sources, keys))
+
+    return accumulate, score
+
+
+def damped_steps(normal: np.ndarray, slope: np.ndarray, damping: tuple[float, ...]) -> np.ndarray:
+    """Candidate steps (runs, depths, 1 + c, p): none at all first, then one per damping."""
+    *batch, p = slope.shape
+    diagonal = np.einsum("...ii->...i", normal)
+    scale = np.sqrt(np.where(diagonal > 0, diagonal, 1.0))
+    unit = normal / scale[..., :, None] / scale[..., None, :]
+    steps = [np.zeros((*batch, p))]
+    for value in damping:
+        system = unit + value * np.eye(p)
+        steps.append(-np.linalg.solve(system, (slope / scale)[..., None])[..., 0] / scale)
+    return np.stack(steps, axis=-2)

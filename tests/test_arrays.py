@@ -1,0 +1,68 @@
+"""The trailing-axis algebra against NumPy's, on every layout and on both sides of WRITE_OUT."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lfom.arrays import WRITE_OUT, dot, identity, matmat, matvec, pad_axes, transpose
+
+SIZES = [1, 3, WRITE_OUT, WRITE_OUT + 1]
+
+
+def normal(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape)
+
+
+LAYOUTS = [((), ()), ((), (4,)), ((4,), ()), ((4,), (4,))]  # prompts on the left, on the right
+
+
+def each_prompt(left: np.ndarray, right: np.ndarray, left_prompts: tuple, right_prompts: tuple) -> np.ndarray:
+    """The products prompt by prompt, with NumPy."""
+    if not left_prompts and not right_prompts:
+        return left @ right
+    pick = [
+        (left[..., p] if left_prompts else left, right[..., p] if right_prompts else right) for p in range(4)
+    ]
+    return np.stack([one @ other for one, other in pick], axis=-1)
+
+
+@pytest.mark.parametrize("d", SIZES)
+@pytest.mark.parametrize(("left", "right"), LAYOUTS)
+def test_matvec_is_the_product_of_every_prompt(d: int, left: tuple, right: tuple, x64: None) -> None:
+    M, v = normal(0, 2, d, *left), normal(1, d, *right)
+    found = matvec(jnp.asarray(M), jnp.asarray(v))
+    np.testing.assert_allclose(found, each_prompt(M, v, left, right), atol=1e-13)
+
+
+@pytest.mark.parametrize("d", SIZES)
+@pytest.mark.parametrize(("left", "right"), LAYOUTS)
+def test_matmat_is_the_product_of_every_prompt(d: int, left: tuple, right: tuple, x64: None) -> None:
+    L, R = normal(0, 2, d, *left), normal(1, d, 3, *right)
+    found = matmat(jnp.asarray(L), jnp.asarray(R))
+    np.testing.assert_allclose(found, each_prompt(L, R, left, right), atol=1e-13)
+
+
+@pytest.mark.parametrize("d", [3, WRITE_OUT + 1])
+def test_derivatives_of_a_shared_matrix_are_those_of_the_plain_product(d: int, x64: None) -> None:
+    # the written-out product has a derivative rule of its own
+    M, v, u = jnp.asarray(normal(0, 2, d)), jnp.asarray(normal(1, d, 5)), jnp.asarray(normal(2, 2, 5))
+
+    def ours(M: jax.Array, v: jax.Array) -> jax.Array:
+        return jnp.sum(u * jnp.sin(matvec(M, v)))
+
+    def plain(M: jax.Array, v: jax.Array) -> jax.Array:
+        return jnp.sum(u * jnp.sin(M @ v))
+
+    for found, wanted in zip(jax.grad(ours, (0, 1))(M, v), jax.grad(plain, (0, 1))(M, v), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-12)
+    np.testing.assert_allclose(jax.hessian(ours)(M, v), jax.hessian(plain)(M, v), atol=1e-12)
+
+
+def test_small_operations_act_on_the_leading_axes() -> None:
+    M, v = normal(0, 2, 3, 4), normal(1, 3, 4)
+    assert transpose(jnp.asarray(M)).shape == (3, 2, 4)
+    np.testing.assert_allclose(dot(jnp.asarray(v), jnp.asarray(v)), (v**2).sum(0), rtol=1e-5)
+    eye = identity(3, jnp.asarray(v))
+    np.testing.assert_array_equal(eye, np.broadcast_to(np.eye(3)[..., None], (3, 3, 4)))
+    assert pad_axes(jnp.asarray(v), 4).shape == (3, 4, 1, 1)

@@ -1,0 +1,105 @@
+"""Attention against attention written token by token, and the gradient it reads."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lfom import Method, reference, run
+from lfom.coefficients import NoSuchView
+from lfom.memories import Forget
+from lfom.preconditioners import Full, Identity, One, Preconditioner, Scaled, Shared
+from lfom.problems import Quadratic
+from lfom.readers import Attention, Gradient, Heads, Reader, SoftmaxAttention
+from tests.helpers import make_prompt
+
+D, N = 3, 5
+
+
+def normal(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape)
+
+
+def test_linear_attention_masks_the_query_and_divides_by_n(x64: None) -> None:
+    P, Q, Z = normal(0, 2, D + 1, D + 1), normal(1, 2, D + 1, D + 1), normal(2, D + 1, N + 1)
+    for layer in range(2):
+        found = Attention(jnp.asarray(P), jnp.asarray(Q)).on_tokens(jnp.asarray(Z), layer)
+        np.testing.assert_allclose(found, reference.attention(Z, P[layer], Q[layer]) / N, rtol=1e-10)
+
+
+def test_softmax_attention_is_the_papers(x64: None) -> None:
+    V, K, Q = (normal(seed, 1, D + 1, D + 1) for seed in range(3))
+    Z = normal(3, D + 1, N + 1)
+    wanted = np.zeros_like(Z)
+    for column in range(N + 1):
+        scores = np.array([(K[0] @ Z[:, i]) @ (Q[0] @ Z[:, column]) for i in range(N + 1)])
+        shares = np.exp(scores - scores.max())
+        shares /= shares.sum()  # over all tokens: the mask comes after the softmax
+        wanted[:, column] = sum(shares[i] * V[0] @ Z[:, i] for i in range(N)) / N
+    found = SoftmaxAttention(*(jnp.asarray(W) for W in (V, K, Q))).on_tokens(jnp.asarray(Z), 0)
+    np.testing.assert_allclose(found, wanted, rtol=1e-9)
+
+
+@pytest.mark.parametrize("with_b", [False, True])
+def test_the_sparse_parametrisation_is_attention_with_its_p_and_q(with_b: bool, x64: None) -> None:
+    A, B, Z = normal(0, D, D), normal(1, D, D) if with_b else None, normal(2, D + 1, N + 1)
+    reader = Gradient(Full(jnp.asarray(A[None])), None if B is None else Full(jnp.asarray(B[None])))
+    P, Q = reference.sparse_weights(A, B)
+    np.testing.assert_allclose(
+        reader.on_tokens(jnp.asarray(Z), 0), reference.attention(Z, P, Q) / N, rtol=1e-9
+    )
+    assert reader.moves_covariates == with_b
+
+
+def test_on_iterates_it_reads_minus_a_transposed_times_the_gradient(x64: None) -> None:
+    prompt, A = make_prompt(0, N, D, noise=0.3), normal(0, D, D)
+    problem = Quadratic.of(prompt)
+    state = problem.start(splits=False, moves_covariates=False)
+    found = Gradient(Full(jnp.asarray(A[None]))).on_iterates(state, problem, 0).context.w
+    gradient = reference.gradient(np.asarray(prompt.X), np.asarray(prompt.y), np.zeros(D))
+    np.testing.assert_allclose(found, -A.T @ gradient, rtol=1e-10)
+
+
+PRECONDITIONERS: dict[str, tuple[Preconditioner, np.ndarray]] = {
+    "identity": (Identity(), np.eye(D)),
+    "scaled": (Scaled(jnp.asarray([2.0, 3.0])), 3 * np.eye(D)),
+    "shared": (Shared(jnp.asarray([2.0, 3.0]), jnp.asarray(normal(0, D, D))), 3 * normal(0, D, D)),
+    "one": (One(jnp.asarray(normal(0, D, D))), (normal(0, D, D) + normal(0, D, D).T) / 2),
+    "full": (Full(jnp.asarray(normal(0, 2, D, D))), normal(0, 2, D, D)[1]),
+}
+
+
+@pytest.mark.parametrize("name", PRECONDITIONERS)
+def test_a_preconditioner_acts_as_its_matrix_transposed(name: str) -> None:
+    preconditioner, matrix = PRECONDITIONERS[name]
+    np.testing.assert_allclose(preconditioner.matrix(1, D), matrix, rtol=1e-5)
+    for v in (normal(1, D), normal(1, D, 4)):  # one prompt, and prompts last
+        np.testing.assert_allclose(
+            preconditioner.transposed_times(1, jnp.asarray(v)), matrix.T @ v, rtol=1e-4, atol=1e-5
+        )
+
+
+def test_heads_add_up(x64: None) -> None:
+    Z = jnp.asarray(normal(2, D + 1, N + 1))
+    readers = tuple(Gradient(Full(jnp.asarray(normal(seed, 1, D, D)))) for seed in range(3))
+    heads = Heads(readers)
+    np.testing.assert_allclose(heads.on_tokens(Z, 0), sum(r.on_tokens(Z, 0) for r in readers), rtol=1e-10)
+    assert not heads.moves_covariates
+    B = Full(jnp.asarray(normal(3, 1, D, D)))
+    assert Heads((*readers, Gradient(readers[0].A, B))).moves_covariates
+
+
+@pytest.mark.parametrize(
+    ("reader", "message"),
+    [
+        (
+            Attention(jnp.zeros((1, 4, 4)), jnp.zeros((1, 4, 4))),
+            r"any P and Q.*view='tokens'.*Gradient\(A, B\)",
+        ),
+        (SoftmaxAttention(*[jnp.zeros((1, 4, 4))] * 3), r"softmax attention.*view='tokens'"),
+    ],
+)
+def test_readers_without_an_iterate_view_say_so(reader: Reader, message: str) -> None:
+    method, prompt = Method(reader, Forget(jnp.ones(1)), 1), make_prompt(0, N, D)
+    assert run(method, prompt).view == "tokens"
+    with pytest.raises(NoSuchView, match=message):
+        run(method, prompt, view="iterates")

@@ -1,0 +1,98 @@
+"""The paper's constructions: each runs its method exactly."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lfom import InputError, gradient_descent, reference, run, theorems
+from tests.helpers import make_batch, make_prompt, matrices, relative
+
+DEPTH = 3
+
+
+def test_lemma_1_is_preconditioned_descent(x64: None) -> None:
+    prompt = make_prompt(0, 8, 4, noise=0.3)
+    A = matrices(0, prompt, DEPTH)
+    w = reference.preconditioned_gradient_descent(
+        np.asarray(prompt.X), np.asarray(prompt.y), list(np.asarray(A))
+    )
+    found = run(theorems.gradient_descent_transformer(A), prompt, view="tokens").predictions
+    assert relative(found, np.stack(w) @ np.asarray(prompt.query)) < 1e-10
+
+
+def test_proposition_1_holds_for_its_own_prompt_only(x64: None) -> None:
+    mine, other = (make_prompt(seed, 12, 4, correlated=False) for seed in (0, 1))
+    method = theorems.conjugate_gradient_memformer(mine, DEPTH)
+
+    def error(prompt: Any) -> float:
+        w = reference.conjugate_gradient(np.asarray(prompt.X), np.asarray(prompt.y), DEPTH)
+        return relative(run(method, prompt).weights, np.stack(w))
+
+    assert error(mine) < 1e-10
+    assert error(other) > 1e-2  # CGD's coefficients depend on the prompt (NOTES 2.6)
+    for prompt in (mine, other):
+        w = reference.conjugate_gradient(np.asarray(prompt.X), np.asarray(prompt.y), DEPTH)
+        assert relative(run(theorems.conjugate_memformer(DEPTH), prompt).weights, np.stack(w)) < 1e-10
+
+
+def test_proposition_1_stops_where_there_is_nothing_left(x64: None) -> None:
+    prompt = make_prompt(0, 2, 5)
+    zero = run(theorems.conjugate_gradient_memformer(prompt, 6, stop=1e-9), prompt).predictions
+    assert np.isfinite(zero).all()
+    memory = theorems.conjugate_gradient_memformer(
+        type(prompt)(prompt.X, 0 * prompt.y, prompt.query, prompt.target), 6
+    ).memory
+    np.testing.assert_array_equal(memory.alpha, 0)  # type: ignore[attr-defined]
+
+
+def test_proposition_2_with_one_head_reaches_multiples_of_a(x64: None) -> None:
+    prompt = make_prompt(0, 8, 4)
+    A, gamma = matrices(0, prompt, DEPTH), np.random.default_rng(0).uniform(-1, 1, (DEPTH, DEPTH))
+    X, y = np.asarray(prompt.X), np.asarray(prompt.y)
+    # equation 1.1 with Lambda_j^k = -(sum over j <= l <= k of gamma[l, j]) A_j^T
+    w: list[np.ndarray] = [np.zeros(4)]
+    for k in range(DEPTH):
+        parts = [
+            gamma[j : k + 1, j].sum() * np.asarray(A)[j].T @ reference.gradient(X, y, w[j])
+            for j in range(k + 1)
+        ]
+        w.append(-np.sum(parts, axis=0))
+    found = run(theorems.lfom_memformer(A, jnp.asarray(gamma)), prompt, view="tokens").predictions
+    assert relative(found, np.stack(w) @ np.asarray(prompt.query)) < 1e-10
+
+
+def test_proposition_2_with_d_heads_reaches_all_diagonal_coefficients(x64: None) -> None:
+    prompt = make_prompt(0, 8, 4)
+    gamma = -0.2 * np.random.default_rng(0).uniform(size=(DEPTH, DEPTH, 4))
+    w = reference.lfom(np.asarray(prompt.X), np.asarray(prompt.y), gamma)
+    heads = theorems.diagonal_lfom(jnp.asarray(gamma))
+    assert len(heads.heads) == 4
+    for view in ("tokens", "iterates"):
+        found = run(heads, prompt, view=view).predictions
+        assert relative(found, np.stack(w) @ np.asarray(prompt.query)) < 1e-10
+
+
+def test_gates_at_a_corner_are_the_chosen_head(x64: None) -> None:
+    prompt, heads = make_prompt(0, 8, 4), tuple(gradient_descent(eta, 2) for eta in (0.1, 0.2))
+    for chosen in (0, 1):
+        gated = run(theorems.gate_to(heads, chosen), prompt).predictions
+        np.testing.assert_array_equal(gated, run(heads[chosen], prompt).predictions)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: theorems.conjugate_memformer(0), "depth is 0: it must be at least 1"),
+        (lambda: theorems.conjugate_gradient_memformer(make_prompt(0, 3, 2), 0), "depth is 0"),
+        (
+            lambda: theorems.conjugate_gradient_memformer(make_batch(0, 2, 3, 2), 1),
+            "prompt is a batch.*Pass one",
+        ),
+        (lambda: theorems.gate_to((gradient_descent(0.1, 1),), 1), "chosen is 1: it must be between 0 and 0"),
+    ],
+)
+def test_bad_constructions_are_refused(build: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        build()

@@ -1,0 +1,62 @@
+"""`verify`: every statement holds, and a broken equation is reported as broken."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from lfom import reference, verify
+
+SLOW = "Iterate view = token view"  # the same agreement is tested in test_unroll, size by size
+
+
+@pytest.mark.parametrize("name", [name for name in verify.CHECKS if name != SLOW])
+def test_every_statement_holds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify, "CHECKS", {name: verify.CHECKS[name]})
+    (check,) = verify.verify(seed=0, rounds=1)
+    assert check.ok
+    assert check.max_error <= check.tolerance == 1e-10
+    assert check.as_dict() == {
+        "name": name,
+        "max_error": check.max_error,
+        "tolerance": check.tolerance,
+        "ok": True,
+    }
+
+
+def test_both_views_are_compared_for_some_of_the_memories(monkeypatch: pytest.MonkeyPatch, x64: None) -> None:
+    every = verify.random_memories
+    monkeypatch.setattr(verify, "random_memories", lambda *sizes: itertools.islice(every(*sizes), 2))
+    assert verify.check_views(np.random.default_rng(0)) < 1e-10
+
+
+def test_a_broken_equation_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    name, gradient = "Lemma 1: Linear Transformer = preconditioned GD", reference.gradient
+    # 1/n twice, as in the paper's proof (NOTES 2.2)
+    monkeypatch.setattr(reference, "gradient", lambda X, y, w: gradient(X, y, w) / len(y))
+    monkeypatch.setattr(verify, "CHECKS", {name: verify.CHECKS[name]})
+    (check,) = verify.verify(seed=0, rounds=1)
+    assert not check.ok
+    assert check.max_error > 1e-3
+
+
+def test_the_worst_round_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = iter([1e-16, 1e-3, 1e-15])
+    monkeypatch.setattr(verify, "CHECKS", {"sometimes": lambda rng: next(errors)})
+    (check,) = verify.verify(seed=0, rounds=3)
+    assert check.max_error == 1e-3
+    assert not check.ok
+
+
+def test_an_error_that_is_not_a_number_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify, "CHECKS", {"nan": lambda rng: float("nan")})
+    (check,) = verify.verify(seed=0, rounds=1)
+    assert not check.ok
+
+
+def test_conjugate_prompts_keep_their_digits() -> None:
+    # n >= 2d or n <= d/2, over the sizes that the specification names
+    rng = np.random.default_rng(0)
+    sizes = {verify.conjugate_prompt(rng).X.shape for _ in range(60)}
+    assert all(n >= 2 * d or n <= d / 2 for n, d in sizes)
+    assert max(d for _, d in sizes) == 20
