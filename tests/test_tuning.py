@@ -17,7 +17,7 @@ def test_one_step_of_descent_has_a_best_step_in_closed_form() -> None:
     move = np.einsum("kd,dp->kp", sample.probe, sample.moment)  # the loss is |eta move - target|^2
     target = np.asarray(sample.target)
     eta = (move * target).sum() / (move**2).sum()
-    tuned = tune(lambda eta: gradient_descent(eta, 1), sample, parameters=1)
+    tuned = tune(gradient_descent, sample, steps=1, parameters=1)
     assert tuned.parameters[0] == pytest.approx(eta, rel=2e-3)
     assert tuned.loss == pytest.approx(((eta * move - target) ** 2).sum(0).mean(), rel=1e-4)
 
@@ -26,7 +26,7 @@ def test_with_one_eigenvalue_the_best_step_is_its_inverse() -> None:
     w = jnp.asarray(np.random.default_rng(0).normal(size=(3, 10)))
     gram = jnp.broadcast_to(2.5 * jnp.eye(3)[..., None], (3, 3, 10))
     sample = Quadratic(gram, 2.5 * w, jnp.eye(3), w)
-    tuned = tune(lambda eta: gradient_descent(eta, 1), sample, parameters=1)
+    tuned = tune(gradient_descent, sample, steps=1, parameters=1)
     assert tuned.parameters[0] == pytest.approx(0.4, rel=1e-3)
     assert tuned.loss < 1e-5
 
@@ -35,7 +35,7 @@ def test_the_tuned_baselines_of_the_notes() -> None:
     # NOTES 2.10, four steps: GD .188, momentum -.137. Fewer prompts are fitted, not described:
     # 5,000 give momentum -.188 on themselves and -.07 on others.
     sample = draw_quadratics(LinearRegression(PUBLISHED_SPECTRUM, 20), jax.random.key(0), 50_000)
-    descent = tune(lambda eta: gradient_descent(eta, 4), sample, parameters=1)
-    with_momentum = tune(lambda eta, beta: momentum(eta, beta, 4), sample, parameters=2)
+    descent = tune(gradient_descent, sample, steps=4, parameters=1)
+    with_momentum = tune(momentum, sample, steps=4, parameters=2)
     assert math.log(descent.loss) == pytest.approx(0.188, abs=0.02)
     assert math.log(with_momentum.loss) == pytest.approx(-0.137, abs=0.02)

@@ -1,5 +1,7 @@
 """lfom: learned first-order methods, and the Transformers that run them."""
 
+import importlib.metadata
+
 from lfom.checks import InputError
 from lfom.distributions import (
     PUBLISHED_SPECTRUM,
@@ -27,6 +29,11 @@ from lfom.prompts import Prompt, prompt_from_arrays
 from lfom.training import Adam, Fit, LeastSquares, PerRun, Score, evaluate, fit
 from lfom.tuning import tune
 from lfom.unroll import Method, Mixture, Trajectory, run
+
+try:
+    __version__ = importlib.metadata.version("lfom")
+except importlib.metadata.PackageNotFoundError:  # run from the source folder
+    __version__ = "0.1.0"
 
 __all__ = [
     "Adam",

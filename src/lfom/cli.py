@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -10,6 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from lfom.checks import InputError, known
+from lfom.commands.evaluate import evaluate_command
+from lfom.commands.train import train_command
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -51,6 +54,24 @@ def verify(
 
 
 @app.command()
+def reproduce(
+    experiments: Annotated[
+        list[str] | None, typer.Argument(help="Experiments by name; all by default.")
+    ] = None,
+    preset: Annotated[str, typer.Option(help="quick or full: how many prompts and steps.")] = "quick",
+    training: Annotated[str, typer.Option(help="paper, converged or both.")] = "both",
+    out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("results"),
+    force: Annotated[bool, typer.Option("--force", help="Run finished experiments again.")] = False,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """The paper's figures from nothing: results, plots, verdicts and results/report.html."""
+    from lfom.commands.reproduce import reproduce_command
+
+    raise typer.Exit(reproduce_command(experiments or [], out, preset, training, force, seed, as_json))
+
+
+@app.command()
 def bench(
     name: Annotated[str, typer.Argument(help="Which benchmark: forward.")], as_json: AsJson = False
 ) -> None:
@@ -67,6 +88,10 @@ def bench(
     for row in rows:
         table.add_row(row.name, f"{row.ours:.4g}", f"{row.rival:.4g}", row.unit, f"{row.ratio:.1f}")
     Console().print(table)
+
+
+app.command("train")(train_command)
+app.command("evaluate")(evaluate_command)
 
 
 def main() -> None:

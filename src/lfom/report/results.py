@@ -40,12 +40,12 @@ class Row:
     curve: str
     training: str
     x: float
-    run: int | None
-    measure: str
     value: float
-    stderr: float | None
-    prompts: int | None
-    scored_on: str
+    run: int | None = None
+    measure: str = "log_loss"
+    stderr: float | None = None
+    prompts: int | None = None
+    scored_on: str = "fresh"
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from jax import Array
 
 from lfom import checks
 from lfom.checks import InputError
+from lfom.distributions import LinearRegression
 from lfom.training.adam import Adam, make_block
 from lfom.training.evaluation import PerRun
 from lfom.training.least_squares import CAREFUL, DAMPING, damped_steps, make_passes
@@ -46,7 +47,9 @@ class LeastSquares:
     first: prompts of a pass in the beginning. last: prompts of the final passes; None lets it
     grow with depth. passes: the most passes at the beginning, and at the end. gain: a relative
     gain below this ends a level. hold_out: of a fixed set, the share that judges steps; 0 judges
-    them on the set itself, which fits these prompts and not their distribution.
+    them on the set itself, which fits these prompts and not their distribution. every_matrix:
+    whether every A_l is freed after the phase with one matrix; None frees them unless prompts are
+    drawn from LinearRegression, where by Appendix D one matrix is enough.
     """
 
     first: int = 2_000
@@ -55,6 +58,7 @@ class LeastSquares:
     gain: float = 3e-3
     hold_out: float = 0.2
     chunk: int = 2_000
+    every_matrix: bool | None = None
 
     def levels(self, depth: int) -> tuple[int, int]:
         """Prompts of a pass at the beginning and at the end."""
@@ -111,7 +115,7 @@ class Phase:
 
     name: str
     parameters: Parameters
-    optimiser: LeastSquares | Adam
+    optimiser: LeastSquares | Adam | None  # None: only a change of parametrisation
     careful: bool = False
 
 
@@ -160,7 +164,7 @@ def fit(
         optimiser = LeastSquares() if few else Adam(steps=10_000, schedule="cosine")
     least_squares = optimiser if isinstance(optimiser, LeastSquares) else LeastSquares()
     source = sources(data, chunk=least_squares.chunk, hold_out=least_squares.hold_out)
-    phases = plan(model, train, optimiser, start)
+    phases = plan(model, train, optimiser, start, data)
     setting = _Setting(source, wanted, model.depth, key, watch)
     state = resume
     if state is None:
@@ -169,7 +173,7 @@ def fit(
         phase = phases[index]
         if isinstance(phase.optimiser, Adam):
             state = _adam(phase, phase.optimiser, setting, state)
-        else:
+        elif phase.optimiser is not None:
             state = _least_squares(phase, phase.optimiser, setting, state)
         if index + 1 < len(phases):
             vectors = _convert(phase.parameters, phases[index + 1].parameters, state.vectors)
@@ -180,9 +184,14 @@ def fit(
 
 
 def plan(
-    model: Algorithm, train: Any = KINDS, optimiser: LeastSquares | Adam | None = None, start: str = "data"
+    model: Algorithm,
+    train: Any = KINDS,
+    optimiser: LeastSquares | Adam | None = None,
+    start: str = "data",
+    data: Any = None,
 ) -> list[Phase]:
     """The phases of a fit."""
+    gaussian = isinstance(data[0] if isinstance(data, list | tuple) else data, LinearRegression)
     checks.known("start", start, ("data", "model"))
     optimiser = LeastSquares() if optimiser is None else optimiser
     phases: list[Phase] = []
@@ -192,7 +201,10 @@ def plan(
         if two and has_full_matrices(model):
             one_matrix = from_scale(model, jnp.zeros(model.depth))
             phases.append(Phase(f"{name}, one matrix", parameters(one_matrix, kinds), optimiser))
-            phases.append(Phase(f"{name}, every matrix", parameters(model, kinds), optimiser, careful=True))
+            assert isinstance(optimiser, LeastSquares)
+            frees = not gaussian if optimiser.every_matrix is None else optimiser.every_matrix
+            every = parameters(model, kinds)
+            phases.append(Phase(f"{name}, every matrix", every, optimiser if frees else None, careful=True))
         else:
             phases.append(Phase(name, parameters(model, kinds), optimiser))
     return phases

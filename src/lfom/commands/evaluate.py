@@ -1,0 +1,160 @@
+"""lfom evaluate: the models of a checkpoint on fresh prompts, beside CGD and the optimum."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from lfom.checks import count
+from lfom.commands.progress import EvaluationProgress
+from lfom.distributions import LinearRegression
+from lfom.methods import conjugate_gradient
+from lfom.optimum import Optimum, exact_optimum, sampled_optimum, with_preconditioner
+from lfom.training.checkpoints import Checkpoint, load
+from lfom.training.configuration import Configuration, seed_number
+from lfom.training.evaluation import PerRun, Progress, Score, evaluate
+from lfom.training.sources import stack
+
+NAMES = {"exact optimum": "optimum", "sampled optimum": "optimum", "preconditioned CGD": "PCGD"}  # in tables
+
+
+def evaluate_command(
+    file: Annotated[Path, typer.Argument(help="A checkpoint that `lfom train` wrote.")],
+    prompts: Annotated[int, typer.Option(help="Fresh prompts per run.")] = 200_000,
+    seed: Annotated[int | None, typer.Option(help="Seed of the prompts. [default: that of the file]")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Score a checkpoint on fresh prompts, beside CGD and the optimum on the same ones."""
+    checkpoint = load(file)
+    if seed is not None:
+        configuration = replace(checkpoint.configuration, seed=seed_number(seed))
+        checkpoint = replace(checkpoint, configuration=configuration)
+    prompts = count("prompts", prompts)
+    console = Console(stderr=True)
+    if not checkpoint.finished:
+        console.print(f"{file} is unfinished: its models are scored as they stand.", soft_wrap=True)
+    try:
+        with EvaluationProgress(console) as bar:
+            rows = score_rows(checkpoint, prompts, bar)
+    except FloatingPointError as error:
+        console.print(f"lfom: {error}", style="red", highlight=False, soft_wrap=True)
+        raise typer.Exit(1) from None
+    if as_json:
+        print(json.dumps(rows, indent=1))
+    else:
+        print_scores(rows)
+
+
+def score_rows(
+    checkpoint: Checkpoint, prompts: int, progress: Progress | None = None
+) -> list[dict[str, Any]]:
+    """One row per depth: the trained model, CGD and the reference on the same prompts."""
+    configuration = checkpoint.configuration
+    data, fit = configuration.distributions(checkpoint.rotations), checkpoint.fit
+    name = reference_name(configuration)
+    methods: dict[str, Any] = {"CGD": conjugate_gradient(max(fit.depths))}
+    for depth in fit.depths:
+        methods[f"model {depth}"] = fit.per_run(depth)
+        if name is not None:
+            methods[f"reference {depth}"] = reference(name, configuration, data, depth)
+    scores = evaluate(methods, data, prompts=prompts, key=configuration.key("evaluation"), progress=progress)
+    return [_row(depth, scores, name) for depth in fit.depths]
+
+
+def reference_name(configuration: Configuration) -> str | None:
+    """What the models are compared with: the best that shared scalar coefficients can do (without
+    B), or conjugate gradients with the inverse covariance. None where it is not known: with
+    label noise the best preconditioner is not the inverse covariance."""
+    if configuration.model["memory"] == "conjugate":
+        return "preconditioned CGD" if configuration.data["noise"] == 0 else None
+    if configuration.model["preconditioner"] == "scalar":
+        return "sampled optimum"
+    return "exact optimum" if configuration.data["noise"] == 0 else None
+
+
+def reference(
+    name: str, configuration: Configuration, data: LinearRegression, depth: int
+) -> Optimum | PerRun:
+    if name == "sampled optimum":  # A = a I: the same for every rotation
+        first = jax.tree.map(lambda a: a[0], data)
+        return sampled_optimum(first, depth, configuration.key("optimum"), prompts=400_000)
+    covariances = np.asarray(jax.vmap(lambda one: one.covariance)(data), np.float64)
+    inverses = np.linalg.inv(covariances)
+    inverses = (inverses + np.swapaxes(inverses, -1, -2)) / 2
+    if name == "preconditioned CGD":
+        return PerRun(stack([conjugate_gradient(depth, inverse) for inverse in inverses]))
+    optimum = exact_optimum(configuration.model["d"], configuration.data["context"], depth)
+    return PerRun(with_preconditioner(optimum, jnp.asarray(inverses)))
+
+
+def _row(depth: int, scores: dict[str, Score], name: str | None) -> dict[str, Any]:
+    score, cgd = scores[f"model {depth}"], scores["CGD"]
+    cgd = replace(cgd, mean=cgd.mean[:, : depth + 1], stderr=cgd.stderr[:, : depth + 1])
+    row: dict[str, Any] = {
+        "depth": depth,
+        "prompts": score.prompts,
+        "log_loss": score.log_loss,
+        "stderr": float(np.sqrt(np.sum(score.log_stderr[:, -1] ** 2)) / len(score.mean)),
+        "spread": score.spread,
+        "log_median": score.log_median,
+        "worst_share": score.worst_share,
+        "runs": score.log_mean[:, -1].tolist(),
+        "trajectory": score.log_mean.mean(axis=0).tolist(),
+        "CGD": cgd.log_loss,
+        "CGD_trajectory": cgd.log_mean.mean(axis=0).tolist(),
+        "reference": name,
+        "reference_log_loss": None,
+        "difference": None,
+        "difference_stderr": None,
+    }
+    if name is not None:
+        other = scores[f"reference {depth}"]
+        row["reference_log_loss"] = other.log_loss
+        row["difference"], row["difference_stderr"] = score.minus(other)
+    return row
+
+
+def print_scores(rows: list[dict[str, Any]], *, brief: bool = False) -> None:
+    """The rows as a table that fits in 80 columns; brief leaves out tails and CGD."""
+    name = rows[0]["reference"]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+    names = ["depth", "log loss", "spread"] + ([] if brief else ["median", "worst", "CGD"])
+    for heading in names + ([NAMES[name], "difference"] if name else []):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        cells = [str(row["depth"]), with_error(row["log_loss"], row["stderr"]), f"{row['spread']:.3f}"]
+        if not brief:
+            cells += [f"{row['log_median']:.2f}", f"{100 * row['worst_share']:.1f}%", f"{row['CGD']:.2f}"]
+        if name:
+            difference = with_error(row["difference"], row["difference_stderr"], "+")
+            cells += [f"{row['reference_log_loss']:.3f}", difference]
+        table.add_row(*cells)
+    console = Console()
+    console.print(table)
+    console.print(_legend(rows, brief), style="dim", highlight=False)
+
+
+def with_error(value: float, error: float, sign: str = "") -> str:
+    return f"{value:{sign}.3f} ±{error:.3f}"
+
+
+def _legend(rows: list[dict[str, Any]], brief: bool) -> str:
+    runs, name = len(rows[0]["runs"]), rows[0]["reference"]
+    parts = [f"{rows[0]['prompts']:,} fresh prompts per run, mean of {runs} run{'s' * (runs > 1)}."]
+    if runs > 1:
+        parts.append("spread: standard deviation over runs.")
+    if not brief:
+        parts.append("worst: share of the loss in the worst 0.01 % of prompts.")
+    if name is None:
+        parts.append("The optimum is not known with label noise.")
+    else:
+        parts.append(f"difference: to the {name} on the same prompts, paired.")
+    return " ".join(parts)

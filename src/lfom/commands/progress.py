@@ -1,0 +1,204 @@
+"""How long it will take, how far it is: estimates before the work, and bars during it.
+
+Bars are drawn on stderr by a thread of their own, so the clock goes on while a compiled program
+runs. Nothing is drawn where stderr is not a terminal.
+"""
+
+import time
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.text import Text
+
+from lfom.training.adam import Adam
+from lfom.training.fitting import Phase, State
+
+# Measured on two cores of a server CPU; another machine differs, hence "an estimate".
+COMPILE = 6.0  # seconds per phase
+COMPILE_LAYER = 1.0  # seconds more per layer
+SCORE = 5.0  # seconds for the scores at the end
+DRAW = 0.3e-6  # seconds to draw a prompt
+RATE = 3e9  # operations per second
+BASE = 450e6  # bytes: Python, JAX and its compiler
+BASE_LAYER = 30e6  # bytes more per layer
+LIKELY = 8  # passes at the beginning: 5 to 10 were seen
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Passes over equally many prompts. likely, most: how many passes there will be."""
+
+    phase: int
+    level: int
+    likely: int
+    most: int
+    seconds: float  # of one pass, estimated
+
+
+def stages(phases: list[Phase], d: int, depths: tuple[int, ...], runs: int) -> list[Stage]:
+    """The passes that a fit will make."""
+    found, models = [], runs * len(depths)
+    forward = 4.0 * d * d * max(depths)  # operations per prompt
+    for index, phase in enumerate(phases):
+        options, p = phase.optimiser, phase.parameters.size
+        if isinstance(options, Adam):
+            blocks = -(-options.steps // options.resample)
+            seconds = models * options.resample * options.batch * 3 * forward / (2 * RATE)
+            found.append(Stage(index, 0, blocks, blocks, seconds))
+        elif options is not None:
+            # J^T J, a reverse pass per residual, and a forward pass per candidate
+            per_prompt = DRAW + (2.0 * d * p * p + (3 * d + 6) * forward) / RATE
+            first, last = options.levels(max(depths))
+            levels = [(last, options.passes[1])]
+            if not phase.careful:
+                levels.insert(0, (first, options.passes[0]))
+            for level, (prompts, most) in enumerate(levels):
+                found.append(Stage(index, level, min(most, LIKELY), most, models * prompts * per_prompt))
+    return found
+
+
+def compile_seconds(found: list[Stage], depth: int) -> float:
+    return len({stage.phase for stage in found}) * (COMPILE + COMPILE_LAYER * depth)
+
+
+def estimate(phases: list[Phase], d: int, depths: tuple[int, ...], runs: int) -> str:
+    """One line about time and memory, before the work starts."""
+    found, models = stages(phases, d, depths, runs), runs * len(depths)
+    compiling = compile_seconds(found, max(depths))
+    likely, most = (
+        compiling + SCORE + sum(stage.seconds * passes for stage, passes in counted)
+        for counted in ([(s, s.likely) for s in found], [(s, s.most) for s in found])
+    )
+    memory = BASE + BASE_LAYER * max(depths)
+    for phase in phases:
+        if phase.optimiser is not None and not isinstance(phase.optimiser, Adam):
+            p = phase.parameters.size
+            memory = max(memory, memory + 12.0 * phase.optimiser.chunk * d * p + 24.0 * models * p * p)
+    size = phases[-1].parameters.size
+    wait = (
+        duration(likely) if duration(likely) == duration(most) else f"{duration(likely)} to {duration(most)}"
+    )
+    return (
+        f"{models} model{'s' * (models > 1)} (runs x depths), up to {size:,} trained numbers each: about "
+        f"{wait} on two CPU cores, of which {duration(compiling)} to compile, and "
+        f"{memory / 1e9:.1f} GB (estimates)."
+    )
+
+
+def duration(seconds: float) -> str:
+    """Seconds, minutes or hours, as precisely as an estimate deserves."""
+    if seconds < 10:
+        return f"{max(seconds, 1):.0f} s"
+    if seconds < 95:
+        return f"{5 * round(seconds / 5)} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+class TimeLeft(ProgressColumn):
+    """Counts down to the task's deadline."""
+
+    max_refresh = 0.5
+
+    def render(self, task: Task) -> Text:
+        deadline = task.fields.get("deadline")
+        if deadline is None:
+            return Text("")
+        left = max(int(deadline - time.monotonic()), 0)
+        return Text(f"about {left // 60}:{left % 60:02d} left")
+
+
+class Bar:
+    """A bar on stderr that goes when the work is done; nothing where stderr is no terminal."""
+
+    def __init__(self, console: Console, text: str):
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=10),
+            TextColumn("{task.fields[text]}"),
+            TimeLeft(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task(text, total=1.0, text="")
+        self._begun = time.monotonic()
+
+    def show(
+        self, text: str, *, name: str | None = None, left: float | None = None, done: float = 0.0
+    ) -> None:
+        now = time.monotonic()
+        if left is not None:
+            done = (now - self._begun) / max(now - self._begun + left, 1e-9)
+        deadline = None if left is None else now + left
+        self._bar.update(self._task, description=name, completed=done, text=text, deadline=deadline)
+
+    def __enter__(self) -> Any:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+
+class EvaluationProgress(Bar):
+    """Progress of `lfom.evaluate`."""
+
+    def __init__(self, console: Console):
+        super().__init__(console, "scoring on fresh prompts")
+
+    def __call__(self, done: float, text: str) -> None:
+        elapsed = time.monotonic() - self._begun
+        self.show(text, left=elapsed * (1 - done) / done)
+
+
+class TrainingProgress(Bar):
+    """Progress of `lfom.fit`: after every pass the last depth's loss, its distance to the optimum
+    where that is known, and the time left."""
+
+    def __init__(
+        self,
+        console: Console,
+        phases: list[Phase],
+        found: list[Stage],
+        depths: tuple[int, ...],
+        optimum: float | None,
+    ):
+        super().__init__(console, "compiling")
+        self._phases, self._stages, self._depths, self._optimum = phases, found, depths, optimum
+        self._compiling = compile_seconds(found, max(depths)) / max(len({s.phase for s in found}), 1)
+        self._slower = 1.0  # than estimated: known after the first pass that compiled nothing
+        self._last = (time.monotonic(), -1, -1)
+
+    def __call__(self, state: State, record: dict[str, Any]) -> None:
+        now = time.monotonic()
+        phase, level = state.phase, int(record["level"])
+        before, *stage_before = self._last
+        if stage_before == [phase, level]:
+            estimated = next((s.seconds for s in self._stages if (s.phase, s.level) == (phase, level)), 0.0)
+            self._slower = (now - before) / max(estimated, 1e-9)
+        self._last = (now, phase, level)
+        loss = float(np.mean([run[-1] for run in record["log_loss"]]))
+        text = f"depth {self._depths[-1]}: {loss:.3f}"
+        if self._optimum is not None:
+            text += f", optimum {loss - self._optimum:+.3f}"
+        self.show(text, name=record["phase"], left=self._left(state))
+
+    def _left(self, state: State) -> float:
+        total = 0.0
+        here = (state.phase, int(state.level))
+        for stage in self._stages:
+            if (stage.phase, stage.level) < here:
+                continue
+            name = self._phases[stage.phase].name
+            made = [row for row in state.history if row["phase"] == name and row["level"] == stage.level]
+            done = len(made) if (stage.phase, stage.level) == here else 0
+            passes = max((stage.likely if done < stage.likely else stage.most) - done, 0)
+            total += passes * stage.seconds * self._slower
+        ahead = {stage.phase for stage in self._stages if stage.phase > state.phase}
+        return total + self._compiling * len(ahead)

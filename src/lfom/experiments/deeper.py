@@ -1,0 +1,55 @@
+"""What the figures layers5 and layers7 share: more than four layers."""
+
+from collections.abc import Sequence
+
+from lfom.experiments.workbench import (
+    Claim,
+    Outcome,
+    Workbench,
+    baseline_rows,
+    below,
+    compare,
+    flatten,
+    gap,
+    score_rows,
+    values,
+    verdict,
+)
+
+KEEPS_UP = 0.1  # "keeps up with CGD": at most this much above it in log loss
+
+
+def deeper(bench: Workbench, spectrum: Sequence[float], depths: Sequence[int], steps: int, label: str) -> Outcome:
+    data = bench.data(spectrum)
+    table = bench.baselines(data, depths, label)
+    curves = ("Memformer", "Linear Transformer")
+    found = bench.all_scores([(c, t) for t in bench.trainings for c in curves], data, depths, label)
+    rows = baseline_rows(table)
+    rows += flatten(score_rows(curve, training, s) for (curve, training), s in found.items())
+    claims = []
+    for training in bench.trainings:
+        ours, cgd = found["Memformer", training], table["CGD"]
+        near = [d for d in ours if gap(ours[d], cgd[d])[0] <= KEEPS_UP]
+        claims.append(
+            Claim(
+                f"{label}-keeps-up-{training}",
+                f"The Memformer keeps up with CGD for {steps} steps ({training} training).",
+                "Appendix C",
+                f"log loss at most {KEEPS_UP} above CGD on the same fresh prompts at depths 1 to {steps}",
+                verdict(*(d in near for d in ours if d <= steps)),
+                f"keeps up at depths {near}: {compare(ours, cgd)}",
+            )
+        )
+        claims.append(
+            Claim(
+                f"{label}-distance-to-optimum-{training}",
+                f"Ours: how far {training} training ends from the exact optimum.",
+                "NOTES 3",
+                "paired difference of log loss at most 0.03 at every depth",
+                verdict(*(not below(table["exact optimum"][d], ours[d], 0.03) for d in ours)),
+                f"Memformer {compare(ours, table['exact optimum'])}; Linear Transformer "
+                f"{compare(found['Linear Transformer', training], table['exact optimum'])}; losses {values(ours)}",
+            )
+        )
+    main = ["CGD|none", "exact optimum|none", "NAG, tuned|none"]
+    return Outcome(rows, claims, main + [f"{c}|{t}" for t in bench.trainings for c in curves])

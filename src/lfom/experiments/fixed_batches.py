@@ -1,0 +1,121 @@
+"""Training on a fixed set of prompts instead of fresh ones: the sets, the fits and their scores."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lfom.distributions import LinearRegression
+from lfom.experiments.workbench import DEPTHS, Workbench, at_step
+from lfom.methods import conjugate_gradient
+from lfom.problems import Quadratic
+from lfom.training import Adam, Fit, LeastSquares, PerRun, Score, evaluate, fit
+from lfom.unroll import Algorithm, losses
+
+ROUNDING = 1e-12  # relative to the loss of w = 0: below this, single precision says no more than zero
+Scores = dict[tuple[int, int], Score]  # by size of the set and depth
+
+
+@dataclasses.dataclass(frozen=True)
+class OnSets:
+    """Models trained on fixed sets: scores on the sets and on fresh prompts, CGD's on both beside them."""
+
+    training: Scores
+    fresh: Scores
+    cgd_training: Scores
+    cgd_fresh: Scores
+
+
+def by_depth(scores: Scores, size: int) -> dict[int, Score]:
+    return {depth: score for (of, depth), score in scores.items() if of == size}
+
+
+def by_size(scores: Scores, depth: int) -> dict[int, Score]:
+    return {size: score for (size, at), score in scores.items() if at == depth}
+
+
+def train_on_sets(
+    bench: Workbench,
+    model: Algorithm,
+    data: LinearRegression,
+    sizes: Sequence[int],
+    training: str,
+    label: str,
+    depths: Sequence[int] = DEPTHS,
+    passes: int = 20,
+) -> OnSets:
+    """`model` fitted to a set of each size (which must divide the largest), for each run and depth.
+
+    paper: Adam, converged: least squares, both from the model as it is, as far as these very
+    prompts can be fitted. A smaller set is the beginning of a larger one; in the computer it is
+    repeated until it is as long, which changes no mean over it: sizes and runs are then one axis
+    of one compiled program.
+    """
+    runs, largest = bench.runs, max(sizes)
+    bench.say(f"training on sets of {', '.join(map(str, sizes))} prompts ({training}, {label})")
+    sets = training_sets(bench, data, sizes, label)
+    items = [jax.tree.map(lambda a, i=i: a[i], sets) for i in range(runs * len(sizes))]
+    optimiser: Adam | LeastSquares = LeastSquares(hold_out=0, passes=(passes, 1))
+    if training == "paper":
+        optimiser = Adam(steps=bench.preset.adam_steps, batch=largest)
+    found = fit(model, items, key=bench.key, depths=depths, optimiser=optimiser, start="model")
+    methods: dict[str, Any] = {str(depth): found.per_run(depth) for depth in depths}
+    methods["CGD"] = conjugate_gradient(max(depths))
+    own = _on_sets(methods, sets, sizes, runs)
+    bench.say(f"scoring models trained on sets ({training}, {label})")
+    many = jax.tree.map(lambda a: jnp.concatenate([a] * len(sizes)), data)
+    key = bench.stream("score sets", label)
+    new = evaluate(methods, many, prompts=max(bench.preset.prompts // 5, 10_000), key=key)
+
+    def table(scores: dict[str, Score], name: str | None = None) -> Scores:
+        return {
+            (size, depth): at_step(_part(scores[name or str(depth)], i * runs, runs), depth)
+            for i, size in enumerate(sizes)
+            for depth in depths
+        }
+
+    return OnSets(table(own), table(new), table(own, "CGD"), table(new, "CGD"))
+
+
+def training_sets(bench: Workbench, data: LinearRegression, sizes: Sequence[int], label: str) -> Quadratic:
+    """Prompts with one sampled query each: sizes and runs on the leading axis, prompts on the last."""
+    largest = max(sizes)
+
+    @jax.jit
+    @jax.vmap
+    def draw(one: LinearRegression, key: Any) -> Quadratic:
+        return jax.vmap(Quadratic.of, out_axes=-1)(one.prompts(key, largest))
+
+    whole = draw(data, jax.random.split(bench.stream("fixed set", label), bench.runs))
+    repeat = [jnp.arange(largest) % size for size in sizes]
+    return jax.tree.map(lambda a: jnp.concatenate([a[..., places] for places in repeat]), whole)
+
+
+def _on_sets(methods: dict[str, Any], sets: Quadratic, sizes: Sequence[int], runs: int) -> dict[str, Score]:
+    @jax.jit
+    def all_losses(methods: dict[str, Any], sets: Quadratic) -> dict[str, Any]:
+        return {
+            name: jax.lax.map(lambda pair: losses(*pair), (method.method, sets))
+            if isinstance(method, PerRun)
+            else jax.lax.map(lambda one, method=method: losses(method, one), sets)
+            for name, method in methods.items()
+        }
+
+    count = np.repeat(sizes, runs)[:, None]
+    found = {}
+    for name, values in all_losses(methods, sets).items():
+        each = np.asarray(values, np.float64)  # (sizes and runs, steps, prompts)
+        mean = each.mean(axis=-1)
+        stderr = each.std(axis=-1) / np.sqrt(count)
+        zero = mean < ROUNDING * mean[:, :1]
+        mean, stderr = np.where(zero, 0.0, mean), np.where(zero, 0.0, stderr)
+        found[name] = Score(name, mean, stderr, each[:, -1], each.shape[-1])
+    return found
+
+
+def _part(score: Score, first: int, runs: int) -> Score:
+    part = slice(first, first + runs)
+    return Score(score.name, score.mean[part], score.stderr[part], score.last[part], score.prompts)

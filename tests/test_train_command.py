@@ -1,0 +1,267 @@
+"""lfom train and lfom evaluate as a user runs them: killed, interrupted, diverging, resumed."""
+
+import io
+import json
+import os
+import random
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+import lfom
+from lfom.checks import InputError
+from lfom.cli import app
+from lfom.commands.progress import TrainingProgress, estimate, stages
+from lfom.commands.train import known_optimum
+from lfom.training.adam import Adam
+from lfom.training.checkpoints import load, load_model
+from lfom.training.configuration import Configuration
+from lfom.training.fitting import LeastSquares, State
+
+TINY = [
+    "--spectrum",
+    "1,0.5",
+    "--context",
+    "8",
+    "--runs",
+    "2",
+    "--prompts",
+    "1000",
+    "--preconditioner",
+    "scalar",
+]
+ADAM = [*TINY, "--memory", "none", "--depths", "1", "--optimiser", "adam"]
+SQUARES = [*TINY, "--memory", "register", "--depths", "1,2"]
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Of subprocesses: this source tree, and compiled programs kept from one to the next."""
+    return {
+        **os.environ,
+        "PYTHONPATH": str(Path(lfom.__file__).parents[1]),
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path_factory.mktemp("compiled")),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "COLUMNS": "80",
+    }
+
+
+def start(environment: dict[str, str], *arguments: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "lfom", *arguments]
+    return subprocess.Popen(
+        command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+def finish(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=120)
+    return process.returncode, out, err
+
+
+def stop_when_saved(
+    process: "subprocess.Popen[str]", path: Path, number: int, delay: float
+) -> tuple[int, str, str]:
+    """Send a signal some time after `path` has changed (or let it be if the program is done)."""
+    before = path.stat().st_mtime_ns if path.exists() else 0
+    while process.poll() is None and (not path.exists() or path.stat().st_mtime_ns == before):
+        time.sleep(0.002)
+    time.sleep(delay)
+    if process.poll() is None:
+        process.send_signal(number)
+    return finish(process)
+
+
+@pytest.mark.parametrize(
+    ("options", "longest"), [([*ADAM, "--steps", "6000"], 0.3), (SQUARES, 0.1)], ids=["adam", "least squares"]
+)
+def test_a_killed_run_ends_with_the_same_bits(
+    options: list[str], longest: float, environment: dict[str, str], tmp_path: Path
+) -> None:
+    whole, killed = tmp_path / "whole.safetensors", tmp_path / "killed.safetensors"
+    status, _, err = finish(start(environment, "train", *options, "--out", str(whole)))
+    assert status == 0, err
+    dice, kills = random.Random(), 0
+    for attempt in range(12):
+        again = ["--resume", str(killed)] if killed.exists() else [*options, "--out", str(killed)]
+        process = start(environment, "train", *again)
+        if attempt < 3:
+            status, _, err = stop_when_saved(process, killed, signal.SIGKILL, dice.uniform(0, longest))
+        else:
+            status, _, err = finish(process)
+        kills += status == -signal.SIGKILL
+        assert status in (0, -signal.SIGKILL), err
+        checkpoint = load(killed)  # whole, whenever the kill came
+        if checkpoint.finished:
+            break
+    assert kills
+    assert checkpoint.finished
+    assert whole.read_bytes() == killed.read_bytes()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["killed.safetensors", "whole.safetensors"]
+
+
+def test_ctrl_c_says_how_to_go_on(environment: dict[str, str], tmp_path: Path) -> None:
+    path = tmp_path / "my model.safetensors"
+    process = start(environment, "train", *ADAM, "--steps", "10000000", "--out", str(path))
+    status, out, err = stop_when_saved(process, path, signal.SIGINT, 0.05)
+    assert status == 130, err
+    assert out == ""
+    assert "Traceback" not in err
+    command = err.strip().splitlines()[-1]
+    assert shlex.split(command) == [sys.executable, "-m", "lfom", "train", "--resume", str(path)]
+    checkpoint = load(path)
+    assert not checkpoint.finished
+    assert f"after {len(checkpoint.state.history)} passes" in err
+    assert load_model(path, run=1).depth == 1
+
+
+def test_divergence_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
+    # One layer: the loss is quadratic in A, which moves by about 1e16 a step; float32 ends at 3e38.
+    path = tmp_path / "model.safetensors"
+    rate = ["--steps", "10000", "--learning-rate", "1e16"]
+    result = CliRunner().invoke(app, ["train", *ADAM, *rate, "--out", str(path)])
+    assert result.exit_code == 1
+    assert re.search(r"not finite at step \d+ in run \d", result.stderr)
+    assert re.search(r"norm of its\s+parameters is [\d.e+]+", result.stderr)
+    assert f"{path} holds the last good state" in result.stderr
+    checkpoint = load(path)
+    assert checkpoint.state.history
+    assert np.isfinite(checkpoint.state.vectors).all()
+
+
+def test_train_and_evaluate(tmp_path: Path) -> None:
+    first, second = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    runner = CliRunner(env={"COLUMNS": "80"})
+    result = runner.invoke(app, ["train", *SQUARES, "--out", str(first)], catch_exceptions=False)
+    assert result.exit_code == 0
+    assert "log loss" in result.stdout
+    assert "estimates" in result.stderr
+    assert max(map(len, result.stdout.splitlines())) <= 80
+    result = runner.invoke(app, ["train", *SQUARES, "--out", str(second), "--json"], catch_exceptions=False)
+    assert [row["depth"] for row in json.loads(result.stdout)] == [1, 2]
+    assert first.read_bytes() == second.read_bytes()  # the same seed, the same bits
+
+    checkpoint = load(first)
+    assert checkpoint.finished
+    assert list(checkpoint.metrics) == json.loads(result.stdout)
+    result = runner.invoke(app, ["train", "--resume", str(first)], catch_exceptions=False)
+    assert result.exit_code == 0  # finished already: its scores are shown
+    assert "log loss" in result.stdout
+    assert first.read_bytes() == second.read_bytes()
+
+    result = runner.invoke(app, ["evaluate", str(first), "--prompts", "20000"], catch_exceptions=False)
+    assert max(map(len, result.stdout.splitlines())) <= 80
+    assert "…" not in result.stdout
+    options = [str(first), "--prompts", "20000", "--seed", "5", "--json"]
+    result = runner.invoke(app, ["evaluate", *options], catch_exceptions=False)
+    rows = json.loads(result.stdout)
+    for row in rows:
+        assert row["prompts"] == 20_000
+        assert row["reference"] == "sampled optimum"
+        assert abs(row["difference"]) <= 0.03
+        assert row["log_loss"] == pytest.approx(row["trajectory"][-1])
+        assert len(row["trajectory"]) == row["depth"] + 1
+        assert row["CGD"] == pytest.approx(row["CGD_trajectory"][-1])
+        assert len(row["runs"]) == 2
+        assert 0 < row["worst_share"] < 1
+        assert row["log_median"] < row["log_loss"]
+        assert row["stderr"] > 0
+    assert rows[1]["CGD"] < rows[1]["log_loss"]  # two steps solve two dimensions
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--memory", "registr"], "Did you mean register"),
+        (["--preconditioner", "diagonal"], "unknown preconditioner"),
+        (["--spectrum", "1,two"], "separated by commas"),
+        (["--spectrum", "1,-1"], "greater than 0"),
+        (["--depths", "1,x"], "whole numbers"),
+        (["--depths", "0"], "at least 1"),
+        (["--train", "A;gamma"], "unknown parameter kind"),
+        (["--runs", "0"], "runs is 0"),
+        (["--noise", "-1"], "noise is -1"),
+        (["--seed", "-1"], "seed is -1"),
+        (["--steps", "100"], "--optimiser adam"),
+        (["--optimiser", "sgd"], "unknown optimiser"),
+        (["--optimiser", "adam", "--schedule", "linear"], "unknown schedule"),
+        (["--optimiser", "adam", "--learning-rate", "0"], "learning_rate"),
+        (["--memory", "conjugate", "--covariates"], "conjugate register needs"),
+    ],
+)
+def test_bad_options_are_refused(options: list[str], message: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    result = CliRunner().invoke(app, ["train", *options, "--out", str(path)])
+    assert isinstance(result.exception, InputError)
+    assert message in str(result.exception)
+    assert not path.exists()
+
+
+def test_files_are_refused_before_any_work(tmp_path: Path) -> None:
+    taken = tmp_path / "taken.safetensors"
+    taken.write_bytes(b"precious")
+    cases = [
+        (["--out", str(taken)], "--force"),
+        (["--out", str(tmp_path)], "is a folder"),
+        (["--out", str(tmp_path / "no" / "m.safetensors")], "does not exist"),
+        (
+            ["--resume", str(taken), "--memory", "bank", "--context", "9"],
+            "--context, --memory cannot be combined",
+        ),
+        (["--resume", str(taken)], "not a safetensors file"),
+        (["--resume", str(tmp_path / "none.safetensors")], "does not exist"),
+    ]
+    for options, message in cases:
+        result = CliRunner().invoke(app, ["train", *options])
+        assert isinstance(result.exception, InputError)
+        assert message in str(result.exception)
+    assert taken.read_bytes() == b"precious"
+
+
+def small(**changes: Any) -> Configuration:
+    model = {"d": 2, "memory": "register", "preconditioner": "full", "covariates": False}
+    data = {"spectrum": (1.0, 0.5), "context": 8, "runs": 2, "noise": 0.0, "variance": 1.0}
+    model |= {name: value for name, value in changes.items() if name in model}
+    data |= {name: value for name, value in changes.items() if name in data}
+    optimiser = changes.get("optimiser", LeastSquares())
+    return Configuration(model, data, (1, 2), (("A", "coefficients"),), optimiser, 0)
+
+
+def test_the_optimum_is_shown_only_where_no_model_gets_below_it() -> None:
+    assert known_optimum(small()) == pytest.approx(lfom.optimum.exact_optimum(2, 8, 2).log_loss)
+    assert known_optimum(small(covariates=True)) is None
+    assert known_optimum(small(memory="conjugate")) is None
+    assert known_optimum(small(preconditioner="scalar")) is None
+    assert known_optimum(small(noise=0.1)) is None
+
+
+@pytest.mark.parametrize("optimiser", [LeastSquares(), Adam(steps=300)], ids=["least squares", "adam"])
+def test_the_bar_shows_loss_distance_and_time_left(optimiser: Any) -> None:
+    configuration = small(optimiser=optimiser)
+    phases = configuration.phases(configuration.distributions(configuration.rotations()))
+    found = stages(phases, 2, (1, 2), 2)
+    assert "4 models" in estimate(phases, 2, (1, 2), 2)
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=80, legacy_windows=False)
+    record = {"phase": phases[0].name, "level": 0, "step": 0, "log_loss": [[-1.0, -2.0], [-1.0, -3.0]]}
+    with TrainingProgress(console, phases, found, (1, 2), -2.75) as bar:
+        for step in range(3):
+            state = State(0, 0, step + 1, np.zeros((2, 2, 1)), {}, (record,) * (step + 1))
+            bar(state, record)
+            bar._bar.refresh()
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue())
+    assert "depth 2: -2.500, optimum +0.250" in shown
+    assert re.search(r"about \d+:\d\d left", shown)
+    silent = Console(file=io.StringIO(), force_terminal=False)
+    with TrainingProgress(silent, phases, found, (1, 2), None) as bar:
+        bar(state, record)
+    assert silent.file.getvalue() == ""  # type: ignore[attr-defined]
