@@ -62,7 +62,10 @@ def test_on_iterates_it_reads_minus_a_transposed_times_the_gradient(x64: None) -
 PRECONDITIONERS: dict[str, tuple[Preconditioner, np.ndarray]] = {
     "identity": (Identity(), np.eye(D)),
     "scaled": (Scaled(jnp.asarray([2.0, 3.0])), 3 * np.eye(D)),
-    "shared": (Shared(jnp.asarray([2.0, 3.0]), jnp.asarray(normal(0, D, D))), 3 * normal(0, D, D)),
+    "shared": (
+        Shared(jnp.asarray([2.0, 3.0]), jnp.asarray(normal(0, D, D))),
+        1.5 * (normal(0, D, D) + normal(0, D, D).T),
+    ),
     "one": (One(jnp.asarray(normal(0, D, D))), (normal(0, D, D) + normal(0, D, D).T) / 2),
     "full": (Full(jnp.asarray(normal(0, 2, D, D))), normal(0, 2, D, D)[1]),
 }

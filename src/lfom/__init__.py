@@ -25,6 +25,7 @@ from lfom.methods import (
     preconditioned_gradient_descent,
     ridge,
 )
+from lfom.optimum import exact_optimum, sampled_optimum
 from lfom.prompts import Prompt, prompt_from_arrays
 from lfom.training import Adam, Fit, LeastSquares, PerRun, Score, evaluate, fit
 from lfom.tuning import tune
@@ -40,6 +41,7 @@ __all__ = [
     "chebyshev",
     "conjugate_gradient",
     "evaluate",
+    "exact_optimum",
     "Fit",
     "fit",
     "GaussianMixture",
@@ -67,6 +69,7 @@ __all__ = [
     "PUBLISHED_SPECTRUM",
     "ridge",
     "run",
+    "sampled_optimum",
     "Score",
     "TEXT_SPECTRUM",
     "Trajectory",

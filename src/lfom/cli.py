@@ -73,7 +73,7 @@ def reproduce(
 
 @app.command()
 def bench(
-    name: Annotated[str, typer.Argument(help="Which benchmark: forward.")], as_json: AsJson = False
+    name: Annotated[str, typer.Argument(help="Which benchmark: forward or train.")], as_json: AsJson = False
 ) -> None:
     """Speed as ratios, measured side by side in one run."""
     from lfom.bench import BENCHMARKS

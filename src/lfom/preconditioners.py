@@ -51,18 +51,18 @@ class Scaled(Preconditioner):
 
 
 class Shared(Preconditioner):
-    """A_l = a_l M: one matrix for all layers, one scale per layer."""
+    """A_l = a_l M: one symmetric matrix M = (S + S^T) / 2 for all layers, one scale per layer."""
 
     scale: Float[Array, "depth ..."]
-    shape: Float[Array, "d d ..."]
+    half: Float[Array, "d d ..."]
 
     def matrix(self, layer: int, d: int) -> Array:
-        checks.size("shape", self.shape, 0, d, "d")
-        return self.scale[layer] * self.shape
+        checks.size("half", self.half, 0, d, "d")
+        return self.scale[layer] * (self.half + transpose(self.half)) / 2
 
     def transposed_times(self, layer: int, vector: Array) -> Array:
-        checks.size("shape", self.shape, 0, vector.shape[0], "d")
-        return self.scale[layer] * matvec(transpose(self.shape), vector)
+        checks.size("half", self.half, 0, vector.shape[0], "d")
+        return self.scale[layer] * matvec((self.half + transpose(self.half)) / 2, vector)
 
 
 class One(Preconditioner):

@@ -150,6 +150,12 @@ class Quadratic(IterateProblem):
     def has_gram(self) -> bool:
         return True
 
+    def prompt_axes(self) -> "Quadratic":
+        """For vmap's in_axes: where each field has its prompts."""
+        probe: Any = -1 if self.probe.ndim == self.gram.ndim else None
+        axis: Any = -1
+        return Quadratic(axis, axis, probe, axis)
+
     def residual(self, w: Array) -> Array:
         """probe w - target, (k, *prompts)."""
         return matvec(self.probe, w) - self.target

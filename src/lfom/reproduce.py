@@ -94,7 +94,9 @@ def prepare_folder(out: Path) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"--out {out} cannot be made ({error.strerror}): choose a folder you may write to.") from None
+        raise InputError(
+            f"--out {out} cannot be made ({error.strerror}): choose a folder you may write to."
+        ) from None
     if not os.access(out, os.W_OK):
         raise InputError(f"--out {out} cannot be written: choose a folder you may write to.")
     write_whole(out / MARK, b"results of lfom reproduce\n")

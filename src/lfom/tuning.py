@@ -24,7 +24,12 @@ class Tuned(eqx.Module):
 
 
 def tune(
-    build: Callable[..., Algorithm], quadratics: Quadratic, *, steps: int, parameters: int, highest: float = 4.0
+    build: Callable[..., Algorithm],
+    quadratics: Quadratic,
+    *,
+    steps: int,
+    parameters: int,
+    highest: float = 4.0,
 ) -> Tuned:
     """The method `build(*parameters, steps)` whose last step has the smallest mean loss.
 

@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 from lfom.bench.forward import bench_forward
 from lfom.bench.timing import Row
+from lfom.bench.train import bench_train
 
-BENCHMARKS: dict[str, Callable[[], list[Row]]] = {"forward": bench_forward}
+BENCHMARKS: dict[str, Callable[[], list[Row]]] = {"forward": bench_forward, "train": bench_train}
 
 __all__ = ["BENCHMARKS", "Row"]

@@ -92,7 +92,7 @@ def reference(
     if name == "preconditioned CGD":
         return PerRun(stack([conjugate_gradient(depth, inverse) for inverse in inverses]))
     optimum = exact_optimum(configuration.model["d"], configuration.data["context"], depth)
-    return PerRun(with_preconditioner(optimum, jnp.asarray(inverses)))
+    return PerRun(stack([with_preconditioner(optimum, jnp.asarray(inverse)) for inverse in inverses]))
 
 
 def _row(depth: int, scores: dict[str, Score], name: str | None) -> dict[str, Any]:
@@ -119,6 +119,12 @@ def _row(depth: int, scores: dict[str, Score], name: str | None) -> dict[str, An
         other = scores[f"reference {depth}"]
         row["reference_log_loss"] = other.log_loss
         row["difference"], row["difference_stderr"] = score.minus(other)
+    values = [value for value in row.values() if isinstance(value, float)]
+    if not np.isfinite(values).all():
+        raise FloatingPointError(
+            f"the scores at depth {depth} are too large to be counted (log loss {score.log_loss:.3g}): the "
+            "models diverge on these prompts. Train again with a lower learning rate."
+        )
     return row
 
 

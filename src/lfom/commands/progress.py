@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.table import Column
 from rich.text import Text
 
 from lfom.training.adam import Adam
@@ -116,10 +117,10 @@ class Bar:
 
     def __init__(self, console: Console, text: str):
         self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=10),
-            TextColumn("{task.fields[text]}"),
-            TimeLeft(),
+            TextColumn("{task.description}", table_column=Column(no_wrap=True, max_width=18)),
+            BarColumn(bar_width=8),
+            TextColumn("{task.fields[text]}", table_column=Column(no_wrap=True)),
+            TimeLeft(table_column=Column(no_wrap=True)),
             console=console,
             transient=True,
             disable=not console.is_terminal,

@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -115,6 +115,36 @@ def train_command(
     raise typer.Exit(job.run())
 
 
+class Interrupts:
+    """Ctrl-C raises KeyboardInterrupt at once, but not while it is held. It is also remembered:
+    Python drops an exception raised inside a destructor or a callback of JAX, and the next `held`
+    raises it then."""
+
+    def __init__(self) -> None:
+        self._noted = self._holding = False
+
+    def _handle(self, number: int, frame: Any) -> None:
+        self._noted = True
+        if not self._holding:
+            raise KeyboardInterrupt
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        self._holding = True
+        try:
+            yield
+        finally:
+            self._holding = False
+        if self._noted:
+            raise KeyboardInterrupt
+
+    def __enter__(self) -> None:
+        self._before = signal.signal(signal.SIGINT, self._handle)
+
+    def __exit__(self, *details: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+
 @dataclass
 class Job:
     """A fit with its checkpoint file; `run` returns the exit status."""
@@ -124,13 +154,14 @@ class Job:
     as_json: bool
     console: Console
     saved: bool = False
+    interrupts: Interrupts = field(default_factory=Interrupts)
 
     def run(self) -> int:
         self.saved = bool(self.checkpoint.state.history)
-        with loud_interrupt() as interrupted:
+        with self.interrupts:
             try:
                 if not self.checkpoint.finished:
-                    self._train(interrupted)
+                    self._train()
                     self._score()
             except KeyboardInterrupt:
                 return self._interrupted()
@@ -144,7 +175,7 @@ class Job:
             self._say(f"Saved in {self.path} (licence {self.checkpoint.licence}).")
         return 0
 
-    def _train(self, interrupted: list[int]) -> None:
+    def _train(self) -> None:
         configuration = self.checkpoint.configuration
         data = configuration.distributions(self.checkpoint.rotations)
         phases = configuration.phases(data)
@@ -157,8 +188,6 @@ class Job:
                 _finite(state)
                 self._keep(replace(self.checkpoint, state=state))
                 bar(state, record)
-                if interrupted:
-                    raise KeyboardInterrupt
 
             trained = fit(
                 configuration.template(),
@@ -184,8 +213,9 @@ class Job:
         self._keep(replace(self.checkpoint, finished=True, metrics=tuple(rows)))
 
     def _keep(self, checkpoint: Checkpoint) -> None:
-        save(self.path, checkpoint)
-        self.checkpoint, self.saved = checkpoint, True
+        with self.interrupts.held():  # so that what is said about the file is true of it
+            save(self.path, checkpoint)
+            self.checkpoint, self.saved = checkpoint, True
 
     def _interrupted(self) -> int:
         if not self.saved:
@@ -209,23 +239,6 @@ class Job:
 
     def _say(self, text: str, style: str | None = None) -> None:
         self.console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
-
-
-@contextmanager
-def loud_interrupt() -> Iterator[list[int]]:
-    """Ctrl-C raises KeyboardInterrupt, and is noted in the list: Python drops an exception raised
-    inside a destructor or a callback of JAX, and the note is still there after the pass."""
-    noted: list[int] = []
-
-    def handle(number: int, frame: Any) -> None:
-        noted.append(number)
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGINT, handle)
-    try:
-        yield noted
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def known_optimum(configuration: Configuration) -> float | None:

@@ -11,9 +11,9 @@ SHOWS = (
 )
 TRAINED = (
     "Bank with scalar coefficients (own coefficient 1), full A in every layer, trained in each run on one prompt "
-    "(one query each) and no other. paper: 1,000 Adam steps; converged: least squares until these prompts "
-    "are fitted. A model has 25 to 103 parameters, so converged losses on the training prompts are zero to "
-    "rounding (floor -60). Fresh prompts: the query averaged out."
+    "(one query each) and no other. paper: 1,000 Adam steps; converged: 10,000 with a falling rate, "
+    "until these prompts are fitted. A model has 25 to 103 parameters, so losses on the training prompts go "
+    "to zero (floor -60 for zero to rounding). Fresh prompts: the query averaged out."
 )
 
 

@@ -13,7 +13,8 @@ from lfom.experiments.workbench import DEPTHS, Workbench, at_step
 from lfom.methods import conjugate_gradient
 from lfom.problems import Quadratic
 from lfom.training import Adam, Fit, LeastSquares, PerRun, Score, evaluate, fit
-from lfom.unroll import Algorithm, losses
+from lfom.training.evaluation import step_losses
+from lfom.unroll import Algorithm
 
 ROUNDING = 1e-12  # relative to the loss of w = 0: below this, single precision says no more than zero
 Scores = dict[tuple[int, int], Score]  # by size of the set and depth
@@ -21,12 +22,20 @@ Scores = dict[tuple[int, int], Score]  # by size of the set and depth
 
 @dataclasses.dataclass(frozen=True)
 class OnSets:
-    """Models trained on fixed sets: scores on the sets and on fresh prompts, CGD's on both beside them."""
+    """Models trained on fixed sets: scores on the sets and on fresh prompts; beside them those of
+    CGD and of the optimum, if one was given, on the same prompts."""
 
     training: Scores
     fresh: Scores
     cgd_training: Scores
     cgd_fresh: Scores
+    optimum_training: Scores
+    optimum_fresh: Scores
+
+
+def lower_in_all_runs(ours: Score, theirs: Score) -> bool:
+    """Where losses reach zero to rounding, their logs have no useful standard error."""
+    return bool((ours.mean[:, -1] < theirs.mean[:, -1]).all())
 
 
 def by_depth(scores: Scores, size: int) -> dict[int, Score]:
@@ -45,39 +54,44 @@ def train_on_sets(
     training: str,
     label: str,
     depths: Sequence[int] = DEPTHS,
-    passes: int = 20,
+    optimiser: Adam | LeastSquares | None = None,
+    optimum: dict[int, Any] | None = None,
+    prompts: int | None = None,
 ) -> OnSets:
     """`model` fitted to a set of each size (which must divide the largest), for each run and depth.
 
-    paper: Adam, converged: least squares, both from the model as it is, as far as these very
-    prompts can be fitted. A smaller set is the beginning of a larger one; in the computer it is
-    repeated until it is as long, which changes no mean over it: sizes and runs are then one axis
-    of one compiled program.
+    paper: Adam, converged: least squares (or the optimiser given), both from the model as it is,
+    as far as these very prompts can be fitted. A smaller set is the beginning of a larger one; in
+    the computer it is repeated until it is as long, which changes no mean over it: sizes and runs
+    are then one axis of one compiled program.
     """
     runs, largest = bench.runs, max(sizes)
     bench.say(f"training on sets of {', '.join(map(str, sizes))} prompts ({training}, {label})")
     sets = training_sets(bench, data, sizes, label)
     items = [jax.tree.map(lambda a, i=i: a[i], sets) for i in range(runs * len(sizes))]
-    optimiser: Adam | LeastSquares = LeastSquares(hold_out=0, passes=(passes, 1))
+    if optimiser is None:
+        optimiser = LeastSquares(hold_out=0, passes=(15, 1))
     if training == "paper":
         optimiser = Adam(steps=bench.preset.adam_steps, batch=largest)
     found = fit(model, items, key=bench.key, depths=depths, optimiser=optimiser, start="model")
     methods: dict[str, Any] = {str(depth): found.per_run(depth) for depth in depths}
+    methods |= {f"optimum {depth}": method for depth, method in (optimum or {}).items()}
     methods["CGD"] = conjugate_gradient(max(depths))
     own = _on_sets(methods, sets, sizes, runs)
     bench.say(f"scoring models trained on sets ({training}, {label})")
     many = jax.tree.map(lambda a: jnp.concatenate([a] * len(sizes)), data)
     key = bench.stream("score sets", label)
-    new = evaluate(methods, many, prompts=max(bench.preset.prompts // 5, 10_000), key=key)
+    new = evaluate(methods, many, prompts=prompts or bench.preset.prompts // 10, key=key)
 
-    def table(scores: dict[str, Score], name: str | None = None) -> Scores:
+    def table(scores: dict[str, Score], name: str) -> Scores:
         return {
-            (size, depth): at_step(_part(scores[name or str(depth)], i * runs, runs), depth)
+            (size, depth): at_step(_part(scores[name.format(depth)], i * runs, runs), depth)
             for i, size in enumerate(sizes)
             for depth in depths
+            if name.format(depth) in scores
         }
 
-    return OnSets(table(own), table(new), table(own, "CGD"), table(new, "CGD"))
+    return OnSets(*(table(scores, name) for name in ("{}", "CGD", "optimum {}") for scores in (own, new)))
 
 
 def training_sets(bench: Workbench, data: LinearRegression, sizes: Sequence[int], label: str) -> Quadratic:
@@ -98,9 +112,9 @@ def _on_sets(methods: dict[str, Any], sets: Quadratic, sizes: Sequence[int], run
     @jax.jit
     def all_losses(methods: dict[str, Any], sets: Quadratic) -> dict[str, Any]:
         return {
-            name: jax.lax.map(lambda pair: losses(*pair), (method.method, sets))
+            name: jax.lax.map(lambda pair: step_losses(*pair), (method.method, sets))
             if isinstance(method, PerRun)
-            else jax.lax.map(lambda one, method=method: losses(method, one), sets)
+            else jax.lax.map(lambda one, method=method: step_losses(method, one), sets)
             for name, method in methods.items()
         }
 

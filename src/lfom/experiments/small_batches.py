@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from lfom.experiments.fixed_batches import OnSets, by_depth, train_on_sets
+from lfom.experiments.fixed_batches import OnSets, by_depth, lower_in_all_runs, train_on_sets
 from lfom.experiments.workbench import (
     DEPTHS,
     MODELS,
@@ -23,6 +23,7 @@ from lfom.experiments.workbench import (
 from lfom.memformer import memformer
 from lfom.preconditioners import Full
 from lfom.readers import Gradient
+from lfom.training import Adam
 
 SMALL, LARGE = (1, 10), (50, 100, 1000)
 
@@ -33,11 +34,13 @@ def memformers(bench: Workbench, training: str, sizes: tuple[int, ...], depths: 
     def make() -> OnSets:
         data, deepest = bench.data(), max(depths)
         model = memformer(5, deepest, key=jax.random.fold_in(bench.key, 11), **MODELS["Memformer, own 1"])
-        if training == "converged":  # start from gradient steps of a sensible size that differ
+        if training == "converged" and sizes == LARGE:  # least squares: from steps of a sensible size
             size = float(1 / data.spectrum.mean())
             steps = size * (1 + 0.6 * jnp.cos(jnp.pi * (jnp.arange(deepest) + 0.5) / deepest))
             model = dataclasses.replace(model, reader=Gradient(Full(steps[:, None, None] * jnp.eye(5))))
-        return train_on_sets(bench, model, data, sizes, training, f"main {max(sizes)}", depths)
+        # One prompt leaves so much open that damped steps stall: Adam to the end fits it reliably.
+        longer = Adam(steps=10_000, resample=1_000, schedule="cosine") if sizes == SMALL else None
+        return train_on_sets(bench, model, data, sizes, training, f"main {max(sizes)}", depths, longer)
 
     return bench.keep(("memformers on sets", training, sizes, depths), make)
 
@@ -60,8 +63,8 @@ def small_batch(bench: Workbench, size: int, label: str) -> Outcome:
                 f"batch-{size}-beats-cgd-on-its-own-prompts-{training}",
                 f"A Memformer trained on {prompts} ({training} training) beats CGD on those same prompts.",
                 "3.4",
-                "difference of log loss on the training prompts below 0 by two standard errors, per depth",
-                verdict(*(below(own[d], cgd[d]) for d in own)),
+                "lower loss on the training prompts in every run, per depth",
+                verdict(*(lower_in_all_runs(own[d], cgd[d]) for d in own)),
                 f"{values(own)}; against CGD {compare(own, cgd)} (-60 stands for zero to rounding)",
             )
         )

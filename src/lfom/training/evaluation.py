@@ -1,5 +1,6 @@
 """Scores on fresh prompts: every step of the trajectory, spread, tails, paired differences."""
 
+import itertools
 import math
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -13,6 +14,7 @@ from jax import Array
 from lfom import checks
 from lfom.optimum import Optimum
 from lfom.problems import Quadratic
+from lfom.threads import in_threads
 from lfom.training.sources import number_of_runs
 from lfom.unroll import Algorithm, losses
 
@@ -137,19 +139,24 @@ def evaluate(
     stacked = {name: d for name, d in dynamic.items() if varies[name]}
     common = {name: d for name, d in dynamic.items() if not varies[name]}
     chunks = max(prompts // chunk, 1)
-    sums: dict[str, list[Any]] = {name: [] for name in methods}
-    for index in range(chunks):
+
+    def one_chunk(index: int) -> dict[str, Any]:
         keys = jax.random.split(jax.random.fold_in(key, index), runs)
-        for name, part in score(sources, stacked, common, keys).items():
-            sums[name].append(jax.tree.map(lambda x: np.asarray(x, np.float64), part))
+        return jax.tree.map(np.asarray, score(sources, stacked, common, keys))
+
+    sums: dict[str, list[Any]] = {name: [] for name in methods}
+    # The first chunk compiles; the others run two at a time, since a chunk keeps one core busy.
+    for index, found in enumerate(itertools.chain([one_chunk(0)], in_threads(one_chunk, range(1, chunks)))):
+        for name, part in found.items():
+            sums[name].append(part)
         if progress:
             progress((index + 1) / chunks, f"{(index + 1) * chunk:,} of {chunks * chunk:,} prompts")
     return {name: _score(name, parts, chunks * chunk) for name, parts in sums.items()}
 
 
 def _score(name: str, parts: list[Any], prompts: int) -> Score:
-    mean = sum(part[0] for part in parts) / prompts
-    square = sum(part[1] for part in parts) / prompts
+    mean = sum(part[0].astype(np.float64) for part in parts) / prompts
+    square = sum(part[1].astype(np.float64) for part in parts) / prompts
     stderr = np.sqrt(np.maximum(square - mean**2, 0) / prompts)
     last = np.concatenate([part[2] for part in parts], axis=1)
     if not np.isfinite(mean).all():

@@ -62,7 +62,7 @@ class LeastSquares:
 
     def levels(self, depth: int) -> tuple[int, int]:
         """Prompts of a pass at the beginning and at the end."""
-        last = self.last if self.last is not None else int(20_000 * max(1.0, (depth / 4) ** 3))
+        last = self.last if self.last is not None else int(25_000 * max(1.0, (depth / 4) ** 3))
         return min(self.first, last), last
 
 
@@ -230,13 +230,17 @@ class _Setting:
             jax.random.fold_in(jax.random.fold_in(self.key, phase), step), self.source.runs
         )
 
-    def sum_over(self, program: Callable, vectors: np.ndarray, keys: Array, chunks: range) -> list[np.ndarray]:
+    def sum_over(
+        self, program: Callable, vectors: np.ndarray, keys: Array, chunks: range
+    ) -> list[np.ndarray]:
         """A compiled pass in slices, added up in float64."""
         total: list[np.ndarray] | None = None
         sent = jnp.asarray(vectors, jnp.float32 if not jax.config.jax_enable_x64 else None)  # type: ignore[attr-defined]
         for first in range(chunks.start, chunks.stop, SLICE):
             last = min(first + SLICE, chunks.stop)
-            parts = program(sent, self.actives, self.source.arrays, keys, jnp.asarray(first), jnp.asarray(last))
+            parts = program(
+                sent, self.actives, self.source.arrays, keys, jnp.asarray(first), jnp.asarray(last)
+            )
             arrays = [np.asarray(part, np.float64) for part in parts]
             total = arrays if total is None else [a + b for a, b in zip(total, arrays, strict=True)]
         assert total is not None
@@ -355,7 +359,9 @@ def _depths(model: Algorithm, depths: Sequence[int] | None) -> tuple[int, ...]:
     for depth in depths:
         checks.count("depth", depth)
         if depth > model.depth:
-            raise InputError(f"depth {depth} is more than the model's {model.depth} layers: build a deeper one.")
+            raise InputError(
+                f"depth {depth} is more than the model's {model.depth} layers: build a deeper one."
+            )
     return tuple(sorted(set(depths)))
 
 

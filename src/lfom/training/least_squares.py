@@ -27,7 +27,10 @@ Draw = Callable[[Any, Array, Array], Quadratic]  # (source, key, number of the c
 
 
 def jacobian(
-    parameters: Parameters, vector: Float[Array, " all"], quadratics: Quadratic, active: Float[Array, " depth"]
+    parameters: Parameters,
+    vector: Float[Array, " all"],
+    quadratics: Quadratic,
+    active: Float[Array, " depth"],
 ) -> tuple[Float[Array, "k prompts"], Float[Array, "k p prompts"]]:
     """Residuals and their derivative in every trained number, prompt by prompt.
 
@@ -36,6 +39,17 @@ def jacobian(
     """
     prompts = quadratics.moment.shape[-1]
     trained = vector[parameters.index]
+    if parameters.template.moves_covariates:
+        # GD++ multiplies matrices: one prompt at a time under vmap measured 4 times faster.
+        def derivative(one: Quadratic) -> tuple[Array, Array]:
+            def residual_and_itself(numbers: Array) -> tuple[Array, Array]:
+                residual = last_residual(parameters.assemble(vector, numbers), one, active)
+                return residual, residual
+
+            slopes, residual = jax.jacrev(residual_and_itself, has_aux=True)(trained)
+            return residual, slopes
+
+        return jax.vmap(derivative, in_axes=(quadratics.prompt_axes(),), out_axes=-1)(quadratics)
 
     def residual_of(spread: Array) -> Array:
         return last_residual(parameters.assemble(vector, spread), quadratics, active)
@@ -49,7 +63,10 @@ def jacobian(
 
 
 def normal_equations(
-    parameters: Parameters, vector: Float[Array, " all"], quadratics: Quadratic, active: Float[Array, " depth"]
+    parameters: Parameters,
+    vector: Float[Array, " all"],
+    quadratics: Quadratic,
+    active: Float[Array, " depth"],
 ) -> tuple[Array, Array, Array]:
     """Sums over prompts of J^T J (p, p), J^T r (p,) and |r|^2."""
     residual, J = jacobian(parameters, vector, quadratics, active)
@@ -86,13 +103,17 @@ def make_passes(parameters: Parameters, draw: Draw) -> tuple[Callable, Callable]
         return one_run
 
     @jax.jit
-    def accumulate(vectors: Array, actives: Array, sources: Any, keys: Array, first: Array, last: Array) -> Any:
+    def accumulate(
+        vectors: Array, actives: Array, sources: Any, keys: Array, first: Array, last: Array
+    ) -> Any:
         p = parameters.size
 
         def one_model(vector: Array, active: Array, quadratics: Quadratic) -> Any:
             return normal_equations(parameters, vector, quadratics, active)
 
-        return jax.lax.map(over_chunks(one_model, ((p, p), (p,), ()), actives, first, last), (vectors, sources, keys))
+        return jax.lax.map(
+            over_chunks(one_model, ((p, p), (p,), ()), actives, first, last), (vectors, sources, keys)
+        )
 
     @jax.jit
     def score(candidates: Array, actives: Array, sources: Any, keys: Array, first: Array, last: Array) -> Any:
@@ -106,7 +127,9 @@ def make_passes(parameters: Parameters, draw: Draw) -> tuple[Callable, Callable]
             gain = values[:1] - values
             return jnp.sum(values, axis=-1), jnp.sum(gain, axis=-1), jnp.sum(gain**2, axis=-1)
 
-        return jax.lax.map(over_chunks(one_model, ((c,),) * 3, actives, first, last), (candidates, sources, keys))
+        return jax.lax.map(
+            over_chunks(one_model, ((c,),) * 3, actives, first, last), (candidates, sources, keys)
+        )
 
     return accumulate, score
 

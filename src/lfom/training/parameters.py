@@ -72,7 +72,8 @@ class Parameters:
             else:
                 places = {int(place): row for row, place in enumerate(chosen)}
                 rows = [
-                    part[places[i]] if i in places else jnp.broadcast_to(frozen[i], trail) for i in range(size)
+                    part[places[i]] if i in places else jnp.broadcast_to(frozen[i], trail)
+                    for i in range(size)
                 ]
                 arrays.append(jnp.stack(rows).reshape(*shape, *trail))
             position, used = position + size, used + len(chosen)
@@ -91,9 +92,7 @@ def parameters(model: Algorithm, train: Iterable[str] = KINDS) -> Parameters:
         checks.known("parameter kind", kind, KINDS)
     arrays = eqx.filter(model, eqx.is_array)
     marks = jax.tree.map(lambda a: np.zeros(a.shape, bool), arrays)
-    heads = (
-        zip(model.heads, marks.heads, strict=True) if isinstance(model, Mixture) else [(model, marks)]
-    )
+    heads = zip(model.heads, marks.heads, strict=True) if isinstance(model, Mixture) else [(model, marks)]
     for head, mark in heads:
         assert isinstance(head, Method)
         _mark(head, mark, kinds)
@@ -167,7 +166,7 @@ def _groups(arrays: Any) -> np.ndarray:
     labels, offset = [], 0
     for path, array in jax.tree_util.tree_leaves_with_path(arrays):
         name = jax.tree_util.keystr(path)
-        if name.endswith((".matrices", ".shape", ".half")):
+        if name.endswith((".matrices", ".half")):
             inside = 2
         elif ".gamma." in name:
             inside = max(array.ndim - 2, 0)
@@ -206,7 +205,7 @@ def from_scale(model: Any, scales: Float[Array, " depth"], covariates: float = 0
         if isinstance(A, Full):
             A = Shared(scales, jnp.eye(A.matrices.shape[-1], dtype=scales.dtype))
         elif isinstance(A, Shared):
-            A = Shared(scales, jnp.eye(A.shape.shape[-1], dtype=scales.dtype))
+            A = Shared(scales, jnp.eye(A.half.shape[-1], dtype=scales.dtype))
         elif isinstance(A, Scaled):
             A = Scaled(scales)
         if isinstance(B, Full | Scaled):
@@ -248,13 +247,15 @@ def start_scales(model: Any, depth: int) -> np.ndarray:
 def as_full(model: Any, like: Any) -> Any:
     """The same model with a_l M and b_l I written as full matrices wherever `like` has them."""
     wanted = iter(
-        node for node in jax.tree.leaves(like, is_leaf=lambda n: isinstance(n, Gradient)) if isinstance(node, Gradient)
+        node
+        for node in jax.tree.leaves(like, is_leaf=lambda n: isinstance(n, Gradient))
+        if isinstance(node, Gradient)
     )
 
     def change(reader: Gradient) -> Gradient:
         other, A, B = next(wanted), reader.A, reader.B
         if isinstance(other.A, Full) and isinstance(A, Shared):
-            A = Full(A.scale[:, None, None] * A.shape)
+            A = Full(A.scale[:, None, None] * (A.half + A.half.T) / 2)
         if isinstance(other.B, Full) and isinstance(B, Scaled):
             B = Full(B.scale[:, None, None] * jnp.eye(other.B.matrices.shape[-1], dtype=B.scale.dtype))
         return Gradient(A, B)

@@ -73,7 +73,11 @@ class Fixed(eqx.Module):
         """The whole set, whatever number was asked for."""
         training = range(self.training)
         total = self.chunks.moment.shape[1]
-        return (training, range(self.training, total), self.held) if self.held else (training, training, self.prompts)
+        return (
+            (training, range(self.training, total), self.held)
+            if self.held
+            else (training, training, self.prompts)
+        )
 
     def draw(self, chunks: Any, key: Array, chunk: Array) -> Quadratic:
         return jax.tree.map(lambda a: a[chunk], chunks)
