@@ -10,7 +10,7 @@ reproduce: setup
 	$(BIN)/lfom reproduce
 
 test: setup lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
 lint: setup
 	$(BIN)/ruff check .

@@ -9,7 +9,7 @@ import time
 import jax
 import jax.numpy as jnp
 
-from lfom.bench.train import BATCH, DEPTH, D, RUNS, adam_programs
+from lfom.bench.train import BATCH, DEPTH, RUNS, D, adam_programs
 
 
 def seconds(program, *arguments, rounds: int = 20) -> float:

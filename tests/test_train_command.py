@@ -132,7 +132,7 @@ def test_divergence_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
     rate = ["--steps", "100000", "--batch", "1", "--learning-rate", "2e8"]
     result = CliRunner().invoke(app, ["train", *ADAM, *rate, "--out", str(path)])
     assert result.exit_code == 1
-    assert re.search(r"not finite at step \d+ in run \d", result.stderr)
+    assert re.search(r"not finite after Adam step \d+ in run \d", result.stderr)
     assert re.search(r"norm of its\s+parameters is [\d.e+]+", result.stderr)
     assert f"{path} holds the last good state" in result.stderr
     checkpoint = load(path)

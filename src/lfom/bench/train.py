@@ -80,7 +80,7 @@ def bench_train() -> list[Row]:
     seconds = side_by_side(programs)
     per_run = {name: seconds[name] / steps[name] * 1e3 for name in seconds}
     rows = [Row("adam step", per_run["iterates"], per_run["tokens"], "ms per run")]
-    return rows + [_jacobian_row()]
+    return [*rows, _jacobian_row()]
 
 
 def _jacobian_row() -> Row:

@@ -12,7 +12,7 @@ from lfom.distributions import LinearRegression
 from lfom.experiments.workbench import DEPTHS, Workbench, at_step
 from lfom.methods import conjugate_gradient
 from lfom.problems import Quadratic
-from lfom.training import Adam, Fit, LeastSquares, PerRun, Score, evaluate, fit
+from lfom.training import Adam, LeastSquares, PerRun, Score, evaluate, fit
 from lfom.training.evaluation import step_losses
 from lfom.unroll import Algorithm
 
@@ -77,7 +77,7 @@ def train_on_sets(
     methods: dict[str, Any] = {str(depth): found.per_run(depth) for depth in depths}
     methods |= {f"optimum {depth}": method for depth, method in (optimum or {}).items()}
     methods["CGD"] = conjugate_gradient(max(depths))
-    own = _on_sets(methods, sets, sizes, runs)
+    own = scores_on_sets(methods, sets, sizes, runs)
     bench.say(f"scoring models trained on sets ({training}, {label})")
     many = jax.tree.map(lambda a: jnp.concatenate([a] * len(sizes)), data)
     key = bench.stream("score sets", label)
@@ -108,7 +108,11 @@ def training_sets(bench: Workbench, data: LinearRegression, sizes: Sequence[int]
     return jax.tree.map(lambda a: jnp.concatenate([a[..., places] for places in repeat]), whole)
 
 
-def _on_sets(methods: dict[str, Any], sets: Quadratic, sizes: Sequence[int], runs: int) -> dict[str, Score]:
+def scores_on_sets(
+    methods: dict[str, Any], sets: Quadratic, sizes: Sequence[int], runs: int
+) -> dict[str, Score]:
+    """Scores on fixed prompts with their own queries; a mean that is zero to rounding becomes 0."""
+
     @jax.jit
     def all_losses(methods: dict[str, Any], sets: Quadratic) -> dict[str, Any]:
         return {

@@ -7,11 +7,11 @@ from lfom.coefficients import Diagonal
 from lfom.experiments.fixed_batches import OnSets, train_on_sets
 from lfom.experiments.workbench import CONTEXT, Workbench
 from lfom.memories import Bank
-from lfom.unroll import Method
 from lfom.optimum import exact_optimum
 from lfom.preconditioners import Identity
 from lfom.readers import Gradient
 from lfom.training import LeastSquares
+from lfom.unroll import Method
 
 ISOTROPIC = (1.0,) * 5
 

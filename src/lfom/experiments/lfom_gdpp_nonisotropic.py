@@ -101,14 +101,14 @@ def _neumann(bench: Workbench, data: LinearRegression) -> Claim:
     """A layer multiplies covariates by I - B (T G T^T) A. With A_l = a_l S^-1 and B_l = b_l I that is
     I - c G S^-1, the first terms of a Neumann series of the inverse. Full B trained by Adam decides."""
     fit = bench.trained("Linear Transformer, GD++", "paper", data)
-    distances = []
+    found = []
     for run in range(fit.runs):
         root = np.asarray(jax.tree.map(lambda a, run=run: a[run], data).root)
         model = fit.model(run, 4)
         for layer in range(3):  # the last layer's B is never read
             B = np.asarray(model.reader.B.matrix(layer, 5))
-            distances.append(distance_to_identity(np.linalg.inv(root).T @ B @ root.T))
-    distances = np.asarray(distances)
+            found.append(distance_to_identity(np.linalg.inv(root).T @ B @ root.T))
+    distances = np.asarray(found)
     return Claim(
         "gdpp-b-neumann",
         "B acts like a truncated Neumann series of the inverse of the Hessian.",

@@ -131,12 +131,12 @@ class Workbench:
                 data,
                 key=self.stream("train", label),
                 depths=depths,
-                optimiser=self.optimiser(training, curve),
+                optimiser=self.optimiser(training, curve, d),
             )
 
         return self.keep(("fit", curve, training, label, tuple(depths)), make)
 
-    def optimiser(self, training: str, curve: str = "") -> Adam | LeastSquares:
+    def optimiser(self, training: str, curve: str = "", d: int = 5) -> Adam | LeastSquares:
         if training == "paper":
             batch = self.preset.gdpp_batch if "GD++" in curve else 1_000
             return Adam(steps=self.preset.adam_steps, batch=batch)
@@ -145,6 +145,8 @@ class Workbench:
                 first=1_000, last=int(2_000 * self.preset.least_squares), passes=(12, 1), chunk=500
             )
         factor = self.preset.least_squares
+        if d >= 10:  # a Jacobian at depth 7 costs a hundred times that of d = 5, depth 4
+            return LeastSquares(first=1_000, last=int(4_000 * factor), passes=(8, 1), chunk=500)
         return LeastSquares() if factor == 1 else LeastSquares(last=int(40_000 * factor))
 
     def stream(self, *names: str) -> Array:
@@ -273,13 +275,18 @@ def score_rows(curve: str, training: str, scores: dict[int, Score], scored_on: s
             x,
             float(score.log_mean[run, -1]),
             run,
-            stderr=float(score.log_stderr[run, -1]),
+            stderr=finite(score.log_stderr[run, -1]),
             prompts=score.prompts,
             scored_on=scored_on,
         )
         for x, score in scores.items()
         for run in range(score.mean.shape[0])
     ]
+
+
+def finite(value: float) -> float | None:
+    """The number, or nothing where it overflowed (a diverged model's squared losses do)."""
+    return float(value) if math.isfinite(value) else None
 
 
 def baseline_rows(table: dict[str, dict[int, Score]]) -> list[Row]:
@@ -349,7 +356,7 @@ def values(scores: dict[int, Score] | dict[int, float]) -> str:
 def distance_to_identity(matrix: np.ndarray) -> float:
     """Dist(M, I) of Appendix D: how far M / |M| is from a multiple of the identity."""
     alpha = np.trace(matrix) / len(matrix)
-    return float(np.linalg.norm(matrix - alpha * np.eye(len(matrix))) / max(np.linalg.norm(matrix), 1e-300))
+    return float(np.linalg.norm(matrix - alpha * np.eye(len(matrix)))) / max(float(np.linalg.norm(matrix)), 1e-300)
 
 
 def flatten(parts: Iterable[list[Row]]) -> list[Row]:

@@ -268,7 +268,7 @@ def _least_squares(phase: Phase, options: LeastSquares, setting: _Setting, state
             candidates[..., phase.parameters.index] += steps
         total, gain, square = setting.sum_over(score, candidates, keys, judging)
         if not np.isfinite(total[..., 0]).all() or steps is None:
-            raise _diverged(total[..., 0], state, setting)
+            raise _diverged(total[..., 0], state, setting, f"pass {state.step}")
         best, relative = _best(total, gain, square, judged, cautious=phase.careful)
         vectors = np.take_along_axis(candidates, best[..., None, None], axis=-2)[..., 0, :]
         moved = (vectors - state.vectors)[..., phase.parameters.index]
@@ -301,10 +301,11 @@ def _best(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The best candidate of each model, and its relative gain if that is above two standard
     errors, else 0; if cautious, a step is only taken where it is."""
-    mean = gain / judged
-    error = np.sqrt(np.maximum(square / judged - mean**2, 0) / judged)
+    tame = np.isfinite(total) & np.isfinite(gain) & np.isfinite(square)
+    mean = np.where(tame, gain, -1.0) / judged
+    error = np.sqrt(np.maximum(np.where(tame, square, 1.0) / judged - mean**2, 0) / judged)
     sure = mean > 2 * error
-    worth = np.where(np.isfinite(total) & (sure if cautious else mean > 0), mean, 0.0)
+    worth = np.where(tame & (sure if cautious else mean > 0), mean, 0.0)
     best = worth.argmax(axis=-1)
     won = np.take_along_axis(np.where(sure, worth, 0.0), best[..., None], axis=-1)[..., 0]
     return best, won / np.maximum(total[..., 0] / judged, 1e-300)
@@ -313,7 +314,6 @@ def _best(
 def _adam(phase: Phase, adam: Adam, setting: _Setting, state: State) -> State:
     block = make_block(phase.parameters, adam)
     vectors = jnp.asarray(state.vectors)
-    runs, depths = vectors.shape[:2]
     fresh = jax.vmap(jax.vmap(adam.optimiser().init))(vectors[..., phase.parameters.index])
     leaves, structure = jax.tree.flatten(fresh)
     if state.extra:
@@ -324,8 +324,8 @@ def _adam(phase: Phase, adam: Adam, setting: _Setting, state: State) -> State:
         batch = draw(setting.source.arrays, setting.keys(state.phase, state.step))
         vectors, moments, losses = block(vectors, moments, setting.actives, batch)
         losses = np.asarray(losses, np.float64)
-        if not np.isfinite(losses).all():
-            raise _diverged(losses[..., -1], state, setting)
+        if not (np.isfinite(losses).all() and bool(jnp.isfinite(vectors).all())):
+            raise _diverged(losses.sum(axis=-1), state, setting, f"Adam step {state.step * adam.resample}")
         record = {
             "phase": phase.name,
             "level": 0,
@@ -340,12 +340,12 @@ def _adam(phase: Phase, adam: Adam, setting: _Setting, state: State) -> State:
     return state
 
 
-def _diverged(loss: np.ndarray, state: State, setting: _Setting) -> Diverged:
+def _diverged(loss: np.ndarray, state: State, setting: _Setting, step: str) -> Diverged:
     bad = np.argwhere(~np.isfinite(loss))
     run, depth = bad[0] if len(bad) else (0, 0)
     norm = float(np.linalg.norm(state.vectors[run, depth]))
     return Diverged(
-        f"the loss is not finite at step {state.step} in run {run} at depth {setting.depths[depth]}; the "
+        f"the loss is not finite after {step} in run {run} at depth {setting.depths[depth]}; the "
         f"norm of its parameters is {norm:.3g}. The last good state is kept. Lower the learning rate, or "
         "check the prompts for values that are too large."
     )

@@ -1,0 +1,73 @@
+"""Test-time adaptation: experts that were trained elsewhere, combined by gates fitted on some prompts."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lfom.experiments.fixed_batches import scores_on_sets
+from lfom.experiments.workbench import Workbench, at_step
+from lfom.memformer import mixture
+from lfom.problems import Quadratic
+from lfom.training import Fit, LeastSquares, Score, fit
+from lfom.training.fitting import State
+from lfom.training.parameters import parameters
+
+ADAPTATION = 1_000  # prompts, with the labels of their queries, that gates are fitted on
+
+
+def adaptation_prompts(data: Any, key: Any) -> Quadratic:
+    """Prompts with one sampled query; runs lead, prompts are last."""
+
+    @jax.jit
+    @jax.vmap
+    def draw(one: Any, key: Any) -> Quadratic:
+        return jax.vmap(Quadratic.of, out_axes=-1)(one.prompts(key, ADAPTATION))
+
+    return draw(data, jax.random.split(key, data.spectrum.shape[0]))
+
+
+def fit_gates(
+    bench: Workbench, experts: Sequence[Fit], prompts: Quadratic, train: Sequence[str] = ("gates",)
+) -> Fit:
+    """One number per head, the same for all layers and prompts, fitted for every run and depth from
+    1 / heads; with train=("gates", "coefficients") also the coefficients of every head's memory."""
+    first = experts[0]
+    known = parameters(first.template)
+    runs, depths = first.vectors.shape[:2]
+    start, whole = [], None
+    for run in range(runs):
+        for at in range(depths):
+            whole = mixture([known.build(jnp.asarray(one.vectors[run, at])) for one in experts])
+            start.append(np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(whole)]))
+    assert whole is not None
+    items = [jax.tree.map(lambda a, run=run: a[run], prompts) for run in range(runs)]
+    vectors = np.stack(start).reshape(runs, depths, -1)
+    return fit(
+        whole,
+        items,
+        key=bench.key,
+        depths=first.depths,
+        train=tuple(train),
+        optimiser=LeastSquares(hold_out=0, passes=(20, 1)),
+        start="model",
+        resume=State(0, 0, 0, vectors),
+    )
+
+
+def on_adaptation_prompts(found: Fit, prompts: Quadratic) -> dict[int, Score]:
+    """The scores on the very prompts that the gates were fitted on, by depth."""
+    methods = {str(depth): found.per_run(depth) for depth in found.depths}
+    scores = scores_on_sets(methods, prompts, [ADAPTATION], found.runs)
+    return {depth: at_step(scores[str(depth)], depth) for depth in found.depths}
+
+
+def take_runs(score: Score, runs: slice) -> Score:
+    return Score(score.name, score.mean[runs], score.stderr[runs], score.last[runs], score.prompts)
+
+
+def repeat_runs(found: Fit, times: int) -> Fit:
+    return dataclasses.replace(found, vectors=np.concatenate([found.vectors] * times))
