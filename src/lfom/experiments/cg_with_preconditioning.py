@@ -29,7 +29,10 @@ def run(bench: Workbench) -> Outcome:
     found = {
         (curve, training): bench.fit_scores(name, training, data)
         for training in bench.trainings
-        for curve, name in (("Memformer", "Memformer, register"), ("Linear Transformer", "Linear Transformer"))
+        for curve, name in (
+            ("Memformer", "Memformer, register"),
+            ("Linear Transformer", "Linear Transformer"),
+        )
     }
     if "converged" in bench.trainings:
         found["Conjugate register", "converged"] = bench.fit_scores("Conjugate register", "converged", data)

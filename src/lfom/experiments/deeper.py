@@ -19,7 +19,9 @@ from lfom.experiments.workbench import (
 KEEPS_UP = 0.1  # "keeps up with CGD": at most this much above it in log loss
 
 
-def deeper(bench: Workbench, spectrum: Sequence[float], depths: Sequence[int], steps: int, label: str) -> Outcome:
+def deeper(
+    bench: Workbench, spectrum: Sequence[float], depths: Sequence[int], steps: int, label: str
+) -> Outcome:
     data = bench.data(spectrum)
     table = bench.baselines(data, depths, label)
     curves = ("Memformer", "Linear Transformer")

@@ -19,7 +19,11 @@ SHOWS = (
     "(a batch of 10,000 prompts, Gram matrices given, this machine)."
 )
 TRAINED = "The converged models of the other figures."
-X_LABEL = {"log_loss": "gradient evaluations", "by_operations": "operations per prompt", "by_time": "nanoseconds per prompt"}
+X_LABEL = {
+    "log_loss": "gradient evaluations",
+    "by_operations": "operations per prompt",
+    "by_time": "nanoseconds per prompt",
+}
 Y_LABEL = {"log_loss": "log loss", "by_operations": "log loss", "by_time": "log loss"}
 X_SCALE = {"log_loss": "linear", "by_operations": "log", "by_time": "log"}
 D = 5
@@ -83,11 +87,14 @@ def run(bench: Workbench) -> Outcome:
             best_time[name, depth] = (nanoseconds, score.log_loss)
 
     def cheapest(points: dict, accuracy: float) -> str:
-        reached = {name: cost for (name, _), (cost, loss) in sorted(points.items(), reverse=True) if loss <= accuracy}
+        reached = {
+            name: cost for (name, _), (cost, loss) in sorted(points.items(), reverse=True) if loss <= accuracy
+        }
         return min(reached, key=lambda name: reached[name]) if reached else "none"
 
     learned_wins = {
-        accuracy: (cheapest(best_ops, accuracy), cheapest(best_time, accuracy)) for accuracy in (0.2, -1.0, -2.5, -6.0)
+        accuracy: (cheapest(best_ops, accuracy), cheapest(best_time, accuracy))
+        for accuracy in (0.2, -1.0, -2.5, -6.0)
     }
     claims = [
         Claim(
@@ -97,7 +104,9 @@ def run(bench: Workbench) -> Outcome:
             "at log losses 0.2, -1, -2.5 and -6 the method with the fewest operations is a learned one (the "
             "known covariance of preconditioned CGD counts as not learned)",
             verdict(*(ops in learned for ops, _ in learned_wins.values())),
-            "; ".join(f"log loss {a}: fewest operations {o}, least time {t}" for a, (o, t) in learned_wins.items()),
+            "; ".join(
+                f"log loss {a}: fewest operations {o}, least time {t}" for a, (o, t) in learned_wins.items()
+            ),
         )
     ]
     return Outcome(rows, [*claims, adaptive_claim()])

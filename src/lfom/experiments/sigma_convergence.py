@@ -43,7 +43,9 @@ def run(bench: Workbench) -> Outcome:
     model = linear_transformer(5, LAYERS, key=jax.random.fold_in(bench.key, 5))
     steps, rows, claims = bench.preset.adam_steps, [], []
     if "paper" in bench.trainings:
-        trail: dict[int, np.ndarray] = {0: distances(bench, np.stack([[parameters(model).vector(model)]] * 5), model)}
+        trail: dict[int, np.ndarray] = {
+            0: distances(bench, np.stack([[parameters(model).vector(model)]] * 5), model)
+        }
 
         def watch(state: State, record: dict[str, Any]) -> None:
             trail[record["step"]] = distances(bench, state.vectors, model)

@@ -190,7 +190,7 @@ class Workbench:
         label: str = "main",
     ) -> dict[tuple[str, str], dict[int, Score]]:
         """fit_scores of several (curve, training) at once: trained side by side, scored together."""
-        for _ in in_threads(lambda pair: self.trained(*pair, data, depths, label), wanted):
+        for _ in in_threads(lambda pair: self.trained(pair[0], pair[1], data, depths, label), wanted):
             pass
         methods = {
             f"{curve}|{training}|{depth}": self.trained(curve, training, data, depths, label).per_run(depth)
@@ -230,9 +230,9 @@ class Workbench:
             found = self.scores(methods, data, label)
             table: dict[str, dict[int, Score]] = {}
             for name, score in found.items():
-                curve, _, depth = name.partition("|")
-                if depth:
-                    table.setdefault(curve, {})[int(depth)] = score
+                curve, _, last = name.partition("|")
+                if last:
+                    table.setdefault(curve, {})[int(last)] = score
                 else:
                     table[curve] = {d: at_step(score, d) for d in depths}
             return table
@@ -356,7 +356,9 @@ def values(scores: dict[int, Score] | dict[int, float]) -> str:
 def distance_to_identity(matrix: np.ndarray) -> float:
     """Dist(M, I) of Appendix D: how far M / |M| is from a multiple of the identity."""
     alpha = np.trace(matrix) / len(matrix)
-    return float(np.linalg.norm(matrix - alpha * np.eye(len(matrix)))) / max(float(np.linalg.norm(matrix)), 1e-300)
+    return float(np.linalg.norm(matrix - alpha * np.eye(len(matrix)))) / max(
+        float(np.linalg.norm(matrix)), 1e-300
+    )
 
 
 def flatten(parts: Iterable[list[Row]]) -> list[Row]:
