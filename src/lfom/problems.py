@@ -152,9 +152,8 @@ class Quadratic(IterateProblem):
 
     def prompt_axes(self) -> "Quadratic":
         """For vmap's in_axes: where each field has its prompts."""
-        probe: Any = -1 if self.probe.ndim == self.gram.ndim else None
-        axis: Any = -1
-        return Quadratic(axis, axis, probe, axis)
+        probe = -1 if self.probe.ndim == self.gram.ndim else None
+        return jax.tree.unflatten(jax.tree.structure(self), [-1, -1, probe, -1])
 
     def residual(self, w: Array) -> Array:
         """probe w - target, (k, *prompts)."""
