@@ -34,9 +34,14 @@ def axes(name: str, value: object) -> int:
 
 
 def real_array(
-    name: str, value: object, shape: tuple[int | None, ...] | None = None, *, item: str | None = None
+    name: str,
+    value: object,
+    shape: tuple[int | None, ...] | None = None,
+    *,
+    item: str | None = None,
+    finite: bool = True,
 ) -> Array:
-    """`value` as a floating-point array, finite and of the given shape.
+    """`value` as a floating-point array of the given shape, and finite unless told otherwise.
 
     Entries of `shape` that are None match any size of one or more. With `item`, the
     leading axis counts items of that name, and a bad one is named by its index.
@@ -67,10 +72,10 @@ def real_array(
                 f"{name} has shape {array.shape}, expected {wanted} with no empty axis. "
                 "Check the order of the axes and that every axis has at least one entry."
             )
-    if is_concrete(array):
-        finite = np.isfinite(np.asarray(array))
-        if not finite.all():
-            where = np.argwhere(~finite)[0].tolist()
+    if finite and is_concrete(array):
+        good = np.isfinite(np.asarray(array))
+        if not good.all():
+            where = np.argwhere(~good)[0].tolist()
             which = f"{item} {where[0]}, entry {where[1:]}" if item else f"entry {where}"
             raise InputError(
                 f"{name} holds {np.asarray(array)[tuple(where)]} at {which}: every value must be "
