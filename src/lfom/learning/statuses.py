@@ -1,0 +1,28 @@
+"""What a status says. Zero and above: the value is good for what the text says; below: it failed.
+
+The last digit is the path taken, the tens say how a tolerance fared.
+"""
+
+PATHS = (
+    "learned steps, within the method's promise",
+    "learned steps, checked afterwards",
+    "learned steps on the rescaled problem, checked afterwards",
+    "fallback",
+)
+CERTIFIED, CHECKED, RESCALED, FALLBACK = range(4)
+MET, NOT_MET = 10, 20
+NOT_FINITE, NOT_DEFINITE, NO_PROGRESS = -1, -2, -3
+
+MEANING: dict[int, str] = {
+    **{path: f"did the steps asked for: {text}" for path, text in enumerate(PATHS)},
+    **{MET + path: f"tolerance met: {text}" for path, text in enumerate(PATHS)},
+    **{NOT_MET + path: f"tolerance not met in the steps allowed: {text}" for path, text in enumerate(PATHS)},
+    NOT_FINITE: "failed: the problem holds NaN or infinity; the value is the start",
+    NOT_DEFINITE: "failed: not positive definite, or singular; the value is no worse than the start",
+    NO_PROGRESS: "failed: no step improved on the start, which is the value",
+}
+
+
+def failed(status: int) -> bool:
+    """Whether what was asked for was not done."""
+    return status < 0 or status >= NOT_MET
