@@ -73,12 +73,25 @@ def reproduce(
 
 @app.command()
 def bench(
-    name: Annotated[str, typer.Argument(help="Which benchmark: forward or train.")], as_json: AsJson = False
+    name: Annotated[str, typer.Argument(help="Which benchmark: forward, train or solve.")],
+    family: Annotated[
+        list[str] | None, typer.Option(help="For solve: table, diffusion, deblurring or digits; repeatable.")
+    ] = None,
+    problems: Annotated[int | None, typer.Option(help="For solve: held-out problems in a batch.")] = None,
+    learn_from: Annotated[int | None, typer.Option(help="For solve: problems to learn from.")] = None,
+    out: Annotated[Path | None, typer.Option(help="For solve: folder for curves.csv and figure.png.")] = None,
+    seed: Seed = 0,
+    as_json: AsJson = False,
 ) -> None:
     """Speed as ratios, measured side by side in one run."""
     from lfom.bench import BENCHMARKS
 
-    known("benchmark", name, BENCHMARKS)
+    known("benchmark", name, [*BENCHMARKS, "solve"])
+    if name == "solve":
+        from lfom.commands.bench_solve import bench_solve_command
+
+        bench_solve_command(family or [], problems, learn_from, seed, out, as_json)
+        return
     with Console(stderr=True).status(f"measuring {name}"):
         rows = BENCHMARKS[name]()
     if as_json:

@@ -1,0 +1,57 @@
+"""Plain loops for one linear system; `jax.vmap` makes them a batch. The number of steps is traced."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+Times = Callable[[Array], Array]
+
+
+def conjugate_gradients(times: Times, b: Array, inverse_diagonal: Array | float, steps: Any) -> Array:
+    """Preconditioned by a diagonal; once the residual is zero, the iterate stays."""
+
+    def step(_: Any, state: Any) -> Any:
+        w, residual, direction, size = state
+        image = times(direction)
+        length = _ratio(size, jnp.vdot(direction, image))
+        w, residual = w + length * direction, residual - length * image
+        scaled = inverse_diagonal * residual
+        new = jnp.vdot(residual, scaled)
+        return w, residual, scaled + _ratio(new, size) * direction, new
+
+    scaled = inverse_diagonal * b
+    state = (jnp.zeros_like(b), b, scaled, jnp.vdot(b, scaled))
+    return jax.lax.fori_loop(0, steps, step, state)[0]
+
+
+def chebyshev(
+    times: Times, b: Array, inverse_diagonal: Array | float, lowest: Array, highest: Array, steps: Any
+) -> Array:
+    """The best fixed polynomial on the interval of eigenvalues of the scaled matrix."""
+    centre, radius = (highest + lowest) / 2, (highest - lowest) / 2
+
+    def step(_: Any, state: Any) -> Any:
+        w, residual, move, ratio = state
+        w, residual = w + move, residual - times(move)
+        new = 1 / (2 * centre / radius - ratio)
+        return w, residual, new * ratio * move + 2 * new / radius * inverse_diagonal * residual, new
+
+    state = (jnp.zeros_like(b), b, inverse_diagonal * b / centre, radius / centre)
+    return jax.lax.fori_loop(0, steps, step, state)[0]
+
+
+def newton(loss: Callable[[Array], Array], size: int, steps: Any) -> Array:
+    """Newton's method from 0, each system by Cholesky."""
+
+    def step(_: Any, w: Array) -> Array:
+        factor = jax.scipy.linalg.cho_factor(jax.hessian(loss)(w))
+        return w - jax.scipy.linalg.cho_solve(factor, jax.grad(loss)(w))
+
+    return jax.lax.fori_loop(0, steps, step, jnp.zeros(size))
+
+
+def _ratio(one: Array, other: Array) -> Array:
+    return jnp.where(other > 0, one / jnp.where(other > 0, other, 1), 0)

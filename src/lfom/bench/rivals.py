@@ -1,0 +1,207 @@
+"""The rivals: the best implementations of the standard methods that we know, batched where they can be.
+
+JAX and Lineax solve the whole batch in one compiled program; SciPy solves one problem after the
+other. `steps` is exact: tolerances are zero, so that nobody spends time on stopping tests that its
+rivals do not have.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.scipy.optimize
+import lineax as lx
+import numpy as np
+import optax
+import scipy.optimize
+import scipy.sparse.linalg as sparse
+
+from lfom.bench.loops import chebyshev, conjugate_gradients, newton
+from lfom.bench.rival import Rival
+from lfom.bench.views import View, view
+from lfom.families import digits
+from lfom.learning.problems import ConvexLosses, LeastSquaresProblems
+from lfom.learning.quadratics import Matrices
+
+MEMORY = 10  # pairs that L-BFGS keeps: 5, 10 and 20 were tried, and made no difference below 1e-4
+
+Solve = Callable[[Any, Any, Any, Any], Any]  # (A v, b, 1 / diagonal, steps) of one problem
+
+
+def rivals(problems: Any) -> list[Rival]:
+    """Every rival that applies to a batch of one of the four families."""
+    if isinstance(problems, ConvexLosses):
+        return _for_losses(problems)
+    seen = view(problems)
+    return [*_in_jax(seen), *_in_scipy(seen)]
+
+
+def _batched(problems: Any, solve: Solve, extra: tuple[Any, ...] = ()) -> Callable[[int], Any]:
+    """One compiled program over the batch; the Gram matrices of least squares are formed in it."""
+
+    @jax.jit
+    def program(problems: Any, steps: Any, extra: tuple[Any, ...]) -> Any:
+        quadratics = problems.quadratics()
+        if isinstance(quadratics, Matrices):
+
+            def one(A: Any, b: Any, diagonal: Any, *more: Any) -> Any:
+                return solve(lambda v: A @ v, b, 1 / diagonal, steps, *more)
+
+            return jax.vmap(one)(quadratics.A, quadratics.b, quadratics.diagonal(), *extra)
+
+        def matrix_free(data: Any, b: Any, diagonal: Any, *more: Any) -> Any:
+            return solve(partial(quadratics.operator, data), b, 1 / diagonal, steps, *more)
+
+        return jax.vmap(matrix_free)(quadratics.data, quadratics.b, quadratics.diagonal(), *extra)
+
+    return lambda steps: program(problems, steps, extra)
+
+
+def _plain_cg(jacobi: bool) -> Solve:
+    return lambda times, b, inverse, k: conjugate_gradients(times, b, inverse if jacobi else 1.0, k)
+
+
+def _jax_cg(jacobi: bool) -> Solve:
+    def solve(times: Any, b: Any, inverse: Any, steps: Any) -> Any:
+        scale = (lambda v: inverse * v) if jacobi else None
+        return jax.scipy.sparse.linalg.cg(times, b, tol=0.0, atol=0.0, maxiter=steps, M=scale)[0]
+
+    return solve
+
+
+def _lineax_cg(jacobi: bool) -> Solve:
+    def solve(times: Any, b: Any, inverse: Any, steps: Any) -> Any:
+        operator = lx.FunctionLinearOperator(times, b, lx.positive_semidefinite_tag)
+        solver = lx.CG(rtol=0.0, atol=0.0, stabilise_every=None, max_steps=steps)
+        # Its guard against a vanishing curvature takes steps longer than 1 / (100 size eps) for failures.
+        # Conjugate gradients do not depend on the scale of the preconditioner, so a large one avoids it.
+        scale = lx.FunctionLinearOperator(lambda v: 1e4 * inverse * v, b, lx.positive_semidefinite_tag)
+        options = {"preconditioner": scale} if jacobi else {}
+        return lx.linear_solve(operator, b, solver, options=options, throw=False).value
+
+    return solve
+
+
+def _chebyshev(jacobi: bool) -> Any:
+    def solve(times: Any, b: Any, inverse: Any, steps: Any, lowest: Any, highest: Any) -> Any:
+        return chebyshev(times, b, inverse if jacobi else 1.0, lowest, highest, steps)
+
+    return solve
+
+
+def _in_jax(seen: View) -> list[Rival]:
+    problems, found = seen.problems, []
+    libraries = {"plain loop": _plain_cg, "JAX": _jax_cg, "Lineax": _lineax_cg}
+    for jacobi in (False, True):
+        method = "Jacobi CG" if jacobi else "CG"
+        for library, make in libraries.items():
+            found.append(Rival(method, library, _batched(problems, make(jacobi)), len(problems)))
+        run = _batched(problems, _chebyshev(jacobi), seen.extremes[jacobi])
+        found.append(Rival("Jacobi Chebyshev" if jacobi else "Chebyshev", "plain loop", run, len(problems)))
+    if isinstance(problems, LeastSquaresProblems):
+        found.append(_direct("JAX", problems, lambda A, b: jax.scipy.linalg.solve(A, b, assume_a="pos")))
+        found.append(_direct("Lineax", problems, _lineax_direct))
+    return found
+
+
+def _lineax_direct(A: Any, b: Any) -> Any:
+    return lx.linear_solve(lx.MatrixLinearOperator(A, lx.positive_semidefinite_tag), b, lx.Cholesky()).value
+
+
+def _direct(library: str, problems: Any, solve: Callable[[Any, Any], Any]) -> Rival:
+    @jax.jit
+    def program(problems: Any) -> Any:
+        quadratics = problems.quadratics()
+        return jax.vmap(solve)(quadratics.A, quadratics.b)
+
+    return Rival("direct", library, lambda _: program(problems), len(problems), iterative=False)
+
+
+def _in_scipy(seen: View) -> list[Rival]:
+    shape = seen.b.shape[1:]
+
+    def each(one: Callable[[int, int], np.ndarray], problems: int) -> Callable[[int], np.ndarray]:
+        return lambda steps: np.stack([one(i, steps).reshape(shape) for i in range(problems)])
+
+    def cg(i: int, steps: int, jacobi: bool) -> np.ndarray:
+        scale = None
+        if jacobi:
+            inverse = 1 / seen.diagonal[i].ravel()
+            scale = sparse.LinearOperator(
+                (inverse.size,) * 2, matvec=lambda v: inverse * v, dtype=inverse.dtype
+            )
+        return sparse.cg(seen.system(i), seen.b[i].ravel(), rtol=0.0, atol=0.0, maxiter=steps, M=scale)[0]
+
+    def lsqr(i: int, steps: int) -> np.ndarray:
+        K, y, damping = seen.rectangular(i)
+        return sparse.lsqr(K, y, damp=damping, atol=0.0, btol=0.0, conlim=0.0, iter_lim=steps)[0]
+
+    count = len(seen.problems)
+    return [
+        Rival("CG", "SciPy", each(partial(cg, jacobi=False), count), count),
+        Rival("Jacobi CG", "SciPy", each(partial(cg, jacobi=True), count), count),
+        Rival("LSQR", "SciPy", each(lsqr, count), count),
+        Rival("direct", "SciPy", each(lambda i, _: seen.direct(i), seen.few), seen.few, iterative=False),
+    ]
+
+
+def _for_losses(problems: ConvexLosses) -> list[Rival]:
+    size, count = math.prod(problems.shape), len(problems)
+
+    def batched(solve: Callable[[Any, Any], Any]) -> Callable[[int], Any]:
+        @jax.jit
+        def program(problems: ConvexLosses, steps: Any) -> Any:
+            return jax.vmap(lambda data: solve(lambda w: problems.loss(w, data), steps))(problems.data)
+
+        return lambda steps: program(problems, steps)
+
+    def jax_lbfgs(loss: Any, steps: Any) -> Any:
+        options = {"maxiter": steps - 1, "maxcor": MEMORY, "gtol": 0.0, "ftol": 0.0}  # it counts from 0
+        method = "l-bfgs-experimental-do-not-rely-on-this"
+        return jax.scipy.optimize.minimize(loss, jnp.zeros(size), method=method, options=options).x
+
+    def optax_lbfgs(loss: Any, steps: Any) -> Any:
+        lbfgs = optax.lbfgs(memory_size=MEMORY)
+        both = optax.value_and_grad_from_state(loss)
+
+        def step(_: Any, carry: Any) -> Any:
+            w, state = carry
+            value, gradient = both(w, state=state)
+            move, state = lbfgs.update(gradient, state, w, value=value, grad=gradient, value_fn=loss)
+            return optax.apply_updates(w, move), state
+
+        return jax.lax.fori_loop(0, steps, step, (jnp.zeros(size), lbfgs.init(jnp.zeros(size))))[0]
+
+    return [
+        Rival("L-BFGS", "JAX", batched(jax_lbfgs), count),
+        Rival("L-BFGS", "Optax", batched(optax_lbfgs), count),
+        Rival("L-BFGS", "SciPy", _scipy_lbfgs(problems), count),
+        Rival("Newton", "plain loop", batched(lambda loss, k: newton(loss, size, k)), count, iterative=False),
+    ]
+
+
+def _scipy_lbfgs(problems: ConvexLosses) -> Callable[[int], np.ndarray]:
+    """SciPy computes in float64 whatever it is given; the loss is NumPy's, as a user would write it."""
+    X, y = (np.asarray(problems.data[name], np.float64) for name in ("X", "y"))
+    ridge = digits.RIDGE
+
+    def both(w: np.ndarray, X: np.ndarray, y: np.ndarray) -> tuple[float, np.ndarray]:
+        margins = y * (X @ w)
+        pull = y / (1 + np.exp(margins))
+        value = np.logaddexp(0, -margins).mean() + ridge / 2 * w @ w
+        return value, ridge * w - X.T @ pull / len(y)
+
+    def run(steps: int) -> np.ndarray:
+        options = {"maxiter": steps, "maxcor": MEMORY, "gtol": 0.0, "ftol": 0.0}
+        start = np.zeros(X.shape[-1])
+        return np.stack(
+            [
+                scipy.optimize.minimize(both, start, one, jac=True, method="L-BFGS-B", options=options).x
+                for one in zip(X, y, strict=True)
+            ]
+        )
+
+    return run

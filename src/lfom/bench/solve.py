@@ -1,0 +1,263 @@
+"""Learned methods against the standard ones on the four families, side by side in one run.
+
+Everything is measured on held-out problems, in float32, and against the same optimum. Time to an
+accuracy is the time of the smallest number of steps after which the median error over the problems
+is that small: nobody pays for a stopping test, and nobody gains from a loose one. For the learned
+method it is the time of `method.solve`, checks included. Compilation and learning are not in it
+and stand beside it.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from lfom.bench.loops import newton
+from lfom.bench.rival import Rival, Score, in_double
+from lfom.bench.rivals import rivals
+from lfom.bench.timing import Row, all_times
+from lfom.bench.views import optimum
+from lfom.checks import count, known
+from lfom.families import FAMILIES, Family
+from lfom.learning.learn import learn
+from lfom.learning.problems import ConvexLosses
+
+BUDGET = 8  # steps the methods are learned for
+ACCURACIES = (1e-1, 1e-2, 1e-4)
+MOST_STEPS = 512
+GRID = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # of the curves
+LEARNING = {1_000: 400, 32: 48}  # learning problems, by the size of the benchmark's batch
+PATIENCE = 6.0  # seconds of measured runs, after which a slow program is left alone
+ROUNDS = 9
+BASELINE = {"quadratics": "Jacobi CG", "losses": "L-BFGS"}
+
+
+@dataclass(frozen=True)
+class Reached:
+    """The steps that an accuracy takes and their time for the whole batch: median and quartiles."""
+
+    steps: int
+    seconds: float
+    lower: float
+    upper: float
+
+
+@dataclass
+class Result:
+    """What was measured of one method in one family."""
+
+    rival: Rival
+    errors: dict[int, tuple[float, float, float]] = field(default_factory=dict)  # quartiles by steps
+    seconds: dict[int, float] = field(default_factory=dict)  # by steps
+    reached: dict[float, Reached] = field(default_factory=dict)  # by accuracy, where it was reached
+    first_call: float = 0.0  # seconds of the first call, compilation included
+    learning: float | None = None  # seconds
+
+    @property
+    def name(self) -> str:
+        return self.rival.name
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All results in one family. ours: the learned method picked by held-out loss while learning."""
+
+    family: str
+    problems: int
+    learned_from: int
+    ours: Result
+    results: list[Result]
+    baseline: str
+
+    def fastest(self, accuracy: float, wanted: Callable[[Result], bool]) -> Result | None:
+        able = [r for r in self.results if accuracy in r.reached and wanted(r)]
+        return min(able, key=lambda r: r.reached[accuracy].seconds, default=None)
+
+
+def compare(
+    family: Family,
+    problems: int | None = None,
+    learn_from: int | None = None,
+    seed: int = 0,
+    say: Callable[[str], None] = lambda text: None,
+) -> Comparison:
+    """Every method on one family's held-out problems."""
+    problems = count("problems", family.batch if problems is None else problems)
+    learn_from = LEARNING[family.batch] if learn_from is None else learn_from
+    say(f"{family.name}: drawing and solving {problems} held-out problems")
+    batch = family.held_out(problems, seed=seed)
+    losses = isinstance(batch, ConvexLosses)
+    score = Score(batch, _loss_optimum(batch) if losses else optimum(batch))
+    learned, ours = _learned(family, batch, learn_from, seed, say)
+    results = [*learned, *(Result(rival) for rival in rivals(batch))]
+    for result in results:
+        say(f"{family.name}: steps of {result.name}")
+        _count_steps(result, score)
+    for accuracy in ACCURACIES:
+        say(f"{family.name}: time to {accuracy:g}")
+        _time_to(accuracy, results, problems)
+    say(f"{family.name}: time against steps")
+    _time_curves(results, problems)
+    baseline = BASELINE["losses" if losses else "quadratics"]
+    return Comparison(family.name, problems, learn_from, ours, results, baseline)
+
+
+def _learned(
+    family: Family, batch: Any, learn_from: int, seed: int, say: Callable[[str], None]
+) -> tuple[list[Result], Result]:
+    """One learned method per kind of coefficients, and the one that did best while learning."""
+    kinds = ["scalar", "preconditioned"] + ["conjugate"] * (not isinstance(batch, ConvexLosses))
+    source = family.learning(learn_from, seed=seed)
+    found, scores = [], []
+    for kind in kinds:
+        say(f"{family.name}: learning {kind} from {learn_from} problems")
+        start = time.perf_counter()
+        method = learn(source, BUDGET, kind, seed)
+        taken = time.perf_counter() - start
+
+        def run(steps: int, method: Any = method) -> Any:
+            return method.solve(batch, steps=steps).value
+
+        rival = Rival(method.structure.name, "learned", run, len(batch), learned=True)
+        found.append(Result(rival, learning=taken))
+        scores.append(min(method.record.compared.values()))
+    return found, found[int(np.argmin(scores))]
+
+
+def _loss_optimum(problems: ConvexLosses) -> np.ndarray:
+    """By Newton's method in float64, until the gradient is zero to rounding."""
+    double = in_double(problems)
+    with jax.enable_x64(True):
+        size = math.prod(problems.shape)
+        solve = jax.jit(jax.vmap(lambda data: newton(lambda w: problems.loss(w, data), size, 10)))
+        found = solve(double.data)
+        left = float(np.abs(np.asarray(double.gradients(found))).max())
+    if not left < 1e-12:
+        raise RuntimeError(f"Newton's method left a gradient of {left:.1e}: there is no reference solution")
+    return np.asarray(found)
+
+
+def _error(result: Result, score: Score, steps: int) -> float:
+    """The median error after so many steps; the quartiles are kept."""
+    if steps not in result.errors:
+        lower, median, upper = np.quantile(score(result.rival.run(steps)), (0.25, 0.5, 0.75))
+        result.errors[steps] = (float(lower), float(median), float(upper))
+    return result.errors[steps][1]
+
+
+def _count_steps(result: Result, score: Score) -> None:
+    """Errors on the grid up to the smallest accuracy, and the steps that each accuracy takes."""
+    start = time.perf_counter()
+    _error(result, score, BUDGET)
+    result.first_call = time.perf_counter() - start
+    if not result.rival.iterative and result.rival.method == "direct":
+        found = {a: 1 for a in ACCURACIES if _error(result, score, BUDGET) <= a}
+        result.errors = {1: result.errors[BUDGET]}
+    else:
+        for steps in GRID:
+            if _error(result, score, steps) <= min(ACCURACIES) or steps >= MOST_STEPS:
+                break
+        found = {a: k for a in ACCURACIES if (k := _fewest(result, score, a)) is not None}
+    result.reached = {a: Reached(k, math.nan, math.nan, math.nan) for a, k in found.items()}
+
+
+def _fewest(result: Result, score: Score, accuracy: float) -> int | None:
+    """The smallest number of steps that reaches an accuracy: doubling, then halving the interval."""
+    known_steps = sorted(result.errors)
+    enough = next((k for k in known_steps if result.errors[k][1] <= accuracy), None)
+    if enough is None:
+        if _error(result, score, MOST_STEPS) > accuracy:
+            return None
+        enough = MOST_STEPS
+    short = max((k for k in known_steps if k < enough), default=0)
+    while enough - short > 1:
+        middle = (enough + short) // 2
+        if _error(result, score, middle) <= accuracy:
+            enough = middle
+        else:
+            short = middle
+    return enough
+
+
+def _time_to(accuracy: float, results: Iterable[Result], problems: int) -> None:
+    able = [result for result in results if accuracy in result.reached]
+
+    def program(result: Result) -> Callable[[], Any]:
+        return lambda: result.rival.run(result.reached[accuracy].steps)
+
+    times = all_times({r.name: program(r) for r in able}, ROUNDS, PATIENCE)
+    for result in able:
+        share = problems / result.rival.problems
+        lower, median, upper = np.quantile(times[result.name], (0.25, 0.5, 0.75)) * share
+        steps = result.reached[accuracy].steps
+        result.reached[accuracy] = Reached(steps, float(median), float(lower), float(upper))
+
+
+def _time_curves(results: Iterable[Result], problems: int) -> None:
+    programs = {
+        (result.name, steps): lambda result=result, steps=steps: result.rival.run(steps)
+        for result in results
+        for steps in result.errors
+        if steps in GRID
+    }
+    named = {str(key): program for key, program in programs.items()}
+    times = all_times(named, 3, PATIENCE / 6)
+    for result in results:
+        share = problems / result.rival.problems
+        for steps in sorted(result.errors):
+            if (result.name, steps) in programs:
+                result.seconds[steps] = share * float(np.median(times[str((result.name, steps))]))
+
+
+def rows(comparison: Comparison) -> list[Row]:
+    """Ours against every other method: the error after the budget, and the time to each accuracy."""
+    ours, found = comparison.ours, []
+    common = {"family": comparison.family, "problems": comparison.problems}
+    learned = {
+        "ours_method": ours.name,
+        "learned_from": comparison.learned_from,
+        "learning_seconds": ours.learning,
+    }
+    for other in comparison.results:
+        if other is ours:
+            continue
+        who = {"rival_method": other.name, "rival_is_learned": other.rival.learned}
+        if other.rival.iterative and BUDGET in other.errors and BUDGET in ours.errors:
+            quartiles = {
+                "ours_quartiles": ours.errors[BUDGET][::2],
+                "rival_quartiles": other.errors[BUDGET][::2],
+            }
+            name = f"{comparison.family}, error after {BUDGET} steps: {other.name}"
+            details = {**common, "measure": "error", "steps": BUDGET, **quartiles, **learned, **who}
+            found.append(
+                Row(name, ours.errors[BUDGET][1], other.errors[BUDGET][1], "relative error", details)
+            )
+        for accuracy in ACCURACIES:
+            details = {**common, "measure": "time", "accuracy": accuracy, **learned, **who}
+            details["rival_is_iterative"] = other.rival.iterative
+            for side, result in (("ours", ours), ("rival", other)):
+                at = result.reached.get(accuracy)
+                details[f"{side}_steps"] = at.steps if at else None
+                details[f"{side}_quartiles"] = (at.lower * 1e3, at.upper * 1e3) if at else None
+                details[f"{side}_first_call_seconds"] = result.first_call
+            times = [
+                r.reached[accuracy].seconds * 1e3 if accuracy in r.reached else None for r in (ours, other)
+            ]
+            found.append(Row(f"{comparison.family} to {accuracy:g}: {other.name}", *times, "ms", details))
+    return found
+
+
+def bench_solve(
+    families: Iterable[str] = (),
+    problems: int | None = None,
+    learn_from: int | None = None,
+    seed: int = 0,
+    say: Callable[[str], None] = lambda text: None,
+) -> list[Comparison]:
+    """The comparison for the given families, all four by default."""
+    names = [known("family", name, FAMILIES) for name in families] or list(FAMILIES)
+    return [compare(FAMILIES[name], problems, learn_from, seed, say) for name in names]
