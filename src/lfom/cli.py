@@ -12,6 +12,9 @@ from rich.table import Table
 
 from lfom.checks import InputError, known
 from lfom.commands.evaluate import evaluate_command
+from lfom.commands.inspect import inspect_command
+from lfom.commands.learn import learn_command
+from lfom.commands.solve import solve_command
 from lfom.commands.train import train_command
 
 app = typer.Typer(
@@ -105,6 +108,9 @@ def bench(
 
 app.command("train")(train_command)
 app.command("evaluate")(evaluate_command)
+app.command("learn")(learn_command)
+app.command("solve")(solve_command)
+app.command("inspect")(inspect_command)
 
 
 def main() -> None:

@@ -73,14 +73,15 @@ def available(shape: tuple[int, ...], jacobi: bool, losses: bool) -> list[Struct
 
 
 def chosen(wanted: str | Iterable[str], everything: list[Structure]) -> list[Structure]:
-    """The structures that a user asked for: "auto", a name, or several. A family's name without a
-    kind stands for all of its members."""
+    """The structures that a user asked for: "auto", a name, or several. "preconditioned" and
+    "conjugate" stand for all of their kinds."""
     if wanted == "auto":
         return everything
     found: list[Structure] = []
     for name in [wanted] if isinstance(wanted, str) else list(wanted):
         one = parse(name)
-        members = [one] if ":" in name else [s for s in everything if s.family == one.family]
+        exact = ":" in name or one.family in ("scalar", "diagonal")
+        members = [one] if exact else [s for s in everything if s.family == one.family]
         missing = [s for s in members if s not in everything]
         if missing or not members:
             names = ", ".join(s.name for s in everything)

@@ -1,0 +1,107 @@
+"""lfom inspect: what a learned method is, how accurate it is, and what it promises."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import jax
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from lfom.commands.problem_files import accuracy_rows
+from lfom.learning import LearnedMethod
+
+SHOWN = 12  # rows of the accuracy table
+
+
+def inspect_command(
+    method: Annotated[Path, typer.Argument(help="A file that lfom learn wrote.")],
+    plot: Annotated[Path | None, typer.Option(help="The figure. [default: beside the method, .png]")] = None,
+    no_plot: Annotated[bool, typer.Option("--no-plot", help="Write no figure.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Show a learned method: family, expected accuracy per step, certificate; and plot them."""
+    from lfom.learning import load_method
+
+    with jax.enable_x64(True):
+        learned = load_method(method)
+    figure = None if no_plot else (plot or method.with_suffix(".png"))
+    if figure is not None:
+        from lfom.report.methods import plot_method
+
+        plot_method(learned, figure)
+    if as_json:
+        print(json.dumps(described(learned) | {"plot": None if figure is None else str(figure)}, indent=1))
+        return
+    print_method(learned)
+    if figure is not None:
+        print(f"Plot in {figure}.")
+
+
+def described(method: LearnedMethod) -> dict[str, Any]:
+    """Everything the tables show, as plain values."""
+    certificate = method.certificate
+    return {
+        "structure": method.structure.name,
+        "family": method.kind,
+        "shape": list(method.shape),
+        "steps": method.steps,
+        "dtype": str(method.dtype),
+        "learned_from": method.record.learned_from,
+        "seed": method.record.seed,
+        "held_out_problems": method.record.accuracy.problems,
+        "held_out_how": method.record.accuracy.how,
+        "accuracy": accuracy_rows(method.record.accuracy),
+        "compared": method.record.compared,
+        "promise": method.promise,
+        "interval": None if certificate is None else [0.0, certificate.reach[-1]],
+        "contraction": None if certificate is None else certificate.contraction,
+        "eigenvalues_seen": None if certificate is None else list(certificate.seen),
+        "eigenvalues_exact": None if certificate is None else certificate.exact,
+        "smallest_tolerance": method.floor,
+        "warnings": list(method.warnings),
+    }
+
+
+def print_method(method: LearnedMethod) -> None:
+    """The same as text, within 80 columns."""
+    console, record = Console(), method.record
+    size = " x ".join(map(str, method.shape))
+    console.print(f"[bold]{method.structure.name}[/], {method.steps} steps, {method.dtype}", highlight=False)
+    console.print(
+        f"Learned from {record.learned_from} problems: {method.kind}, {size} unknowns.", highlight=False
+    )
+    accuracy = record.accuracy
+    measure = "excess loss" if method.kind == "convex losses" else "error in the energy norm"
+    table = Table(
+        "step",
+        "median",
+        "quartiles",
+        title=f"{measure}, relative to the start, {accuracy.problems} problems {accuracy.how}",
+        title_justify="left",
+        title_style="",
+    )
+    rows = accuracy_rows(accuracy)
+    shown = rows if len(rows) <= SHOWN else [*rows[: SHOWN - 2], rows[-1]]
+    for row in shown:
+        table.add_row(
+            str(row["step"]),
+            f"{row['median']:.2e}",
+            f"{row['lower_quartile']:.2e} to {row['upper_quartile']:.2e}",
+        )
+    console.print(table)
+    if len(record.compared) > 1:
+        table = Table("structure", "held-out loss", title_justify="left", title_style="")
+        table.title = "log of the geometric mean error after the last step"
+        for name, value in list(record.compared.items())[:8]:
+            table.add_row(name, f"{value:.2f}")
+        console.print(table)
+    console.print(f"Promise: {method.promise}.", highlight=False)
+    if method.certificate is not None:
+        low, high = method.certificate.seen
+        how = "" if method.certificate.exact else " (estimated)"
+        console.print(f"Eigenvalues of M A seen in learning{how}: {low:.3g} to {high:.3g}.", highlight=False)
+    console.print(f"Smallest tolerance that solve accepts: {method.floor:.1e}.", highlight=False)
+    for warning in method.warnings:
+        console.print(f"[yellow]Note:[/] {warning}.", highlight=False)

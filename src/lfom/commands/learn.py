@@ -1,0 +1,40 @@
+"""lfom learn: a method from a file of problems."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import jax
+import typer
+from rich.console import Console
+
+from lfom.commands.inspect import described, print_method
+from lfom.commands.problem_files import check_out, read_problems
+
+
+def learn_command(
+    problems: Annotated[Path, typer.Argument(help="An .npz file with X and y (and ridge), or A and b.")],
+    steps: Annotated[int, typer.Option(help="Steps that the method may take.")] = 8,
+    out: Annotated[Path, typer.Option(help="Where the method goes.")] = Path("method.safetensors"),
+    structure: Annotated[
+        str, typer.Option(help="auto, or names with commas: scalar, diagonal, preconditioned, conjugate.")
+    ] = "auto",
+    seed: Annotated[int, typer.Option(help="Seed of every random number.")] = 0,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing --out.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Learn a method from problems like those it will solve; held-out problems pick its structure."""
+    from lfom.learning import learn
+
+    check_out(out, force, "method.safetensors")
+    with jax.enable_x64(True):  # every array keeps the precision it has in the file
+        batch = read_problems(problems)
+        names = structure if structure == "auto" else [name.strip() for name in structure.split(",")]
+        with Console(stderr=True).status("reading") as status:
+            method = learn(batch, steps, names, seed, watch=status.update)
+        method.save(out)
+    if as_json:
+        print(json.dumps(described(method), indent=1))
+        return
+    print_method(method)
+    print(f"Saved in {out}.")

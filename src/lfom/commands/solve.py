@@ -1,0 +1,54 @@
+"""lfom solve: a learned method on a file of problems."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import jax
+import numpy as np
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from lfom.commands.problem_files import check_out, read_problems, write_solutions
+
+
+def solve_command(
+    method: Annotated[Path, typer.Argument(help="A file that lfom learn wrote.")],
+    problems: Annotated[Path, typer.Argument(help="An .npz file with X and y (and ridge), or A and b.")],
+    out: Annotated[Path, typer.Option(help="Where w, status, steps and residuals go.")] = Path(
+        "solutions.npz"
+    ),
+    steps: Annotated[int | None, typer.Option(help="[default: those the method was learned for]")] = None,
+    tolerance: Annotated[
+        float | None, typer.Option(help="Stop once the residual is that small, relative to the start's.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing --out.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Solve problems with a learned method. Exit status 1 if any of them failed."""
+    from lfom.learning import load_method
+
+    check_out(out, force, "solutions.npz")
+    with jax.enable_x64(True):  # every array keeps the precision it has in the file
+        learned = load_method(method)
+        batch = read_problems(problems)
+        with Console(stderr=True).status(f"solving {len(batch)} problems"):
+            solution = learned.solve(batch, steps, tolerance)
+        write_solutions(out, solution)
+    found, counts = np.unique(solution.status, return_counts=True)
+    rows = [
+        {"status": int(s), "problems": int(c), "meaning": solution.meaning[int(s)]}
+        for s, c in zip(found, counts, strict=True)
+    ]
+    failures = int(solution.failed.sum())
+    if as_json:
+        print(json.dumps(rows, indent=1))
+    else:
+        table = Table("status", "problems", "meaning")
+        for row in rows:
+            table.add_row(str(row["status"]), f"{row['problems']:,}", str(row["meaning"]))
+        Console().print(table)
+        first = f" (the first is problem {np.flatnonzero(solution.failed)[0]})" if failures else ""
+        print(f"{failures:,} of {len(batch):,} problems failed{first}. Saved in {out}.")
+    raise typer.Exit(1 if failures else 0)
