@@ -15,6 +15,7 @@ from lfom.unroll import Method, Mixture
 
 MEMORIES = ("none", "register", "bank", "conjugate")
 PRECONDITIONERS = ("full", "shared", "scalar")
+GATINGS = ("free", "softmax", "hard")
 GAMMAS = ("scalar", "pair", "diagonal", "rows", "tokens", "hadamard")
 
 
@@ -76,9 +77,22 @@ def linear_transformer(d: int, depth: int, *, key: PRNGKeyArray, **options: obje
 
 
 def mixture(
-    heads: list[Method] | tuple[Method, ...], gates: Array | None = None, *, per_layer: bool = False
+    heads: list[Method] | tuple[Method, ...],
+    gates: Array | None = None,
+    *,
+    per_layer: bool = False,
+    gating: str = "free",
 ) -> Mixture:
-    """Heads with memories of their own, each times a gate; gates start at 1 / heads."""
+    """Heads with memories of their own, each times a gate; gates start equal, at 1 / heads.
+
+    gates: (heads,), or with per_layer (heads, depth); a last axis holds one value per prompt.
+    gating: free (the paper), softmax or hard (see `Mixture`).
+
+    >>> expert = memformer(5, 4, key=jax.random.key(0))
+    >>> mixture([expert, expert], gating="softmax").weights.tolist()
+    [0.5, 0.5]
+    """
+    checks.known("gating", gating, GATINGS)
     if not heads:
         raise InputError("heads is empty: a mixture needs at least one head.")
     depths = {head.depth for head in heads}
@@ -88,11 +102,11 @@ def mixture(
     if gates is None:
         gates = jnp.full(shape, 1 / len(heads))
     gates = checks.real_array("gates", gates)
-    if gates.shape[: len(shape)] != shape:
+    if gates.shape[: len(shape)] != shape or gates.ndim > len(shape) + 1:
         raise InputError(
             f"gates has shape {gates.shape}, expected {shape} (and a last axis of prompts, if any)."
         )
-    return Mixture(tuple(heads), gates, per_layer)
+    return Mixture(tuple(heads), gates, per_layer, gating)
 
 
 def _preconditioner(key: PRNGKeyArray, kind: str, d: int, depth: int, scale: float) -> Preconditioner:

@@ -1,6 +1,7 @@
 """The only loop: read a direction, remember it, step; every answer on the way is kept."""
 
 import abc
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -73,16 +74,33 @@ class Mixture(Algorithm):
     (soft gating, Section 4.2).
 
     gates: (heads,) for one number per head, (heads, depth) for one per head and layer; a
-    trailing axis holds one value per prompt.
+    trailing axis holds one value per prompt. gating: "free" uses the numbers as they are (the
+    paper), "softmax" their softmax over heads, "hard" the head with the largest number alone.
     """
 
     heads: tuple[Method, ...]
     gates: Float[Array, "heads ..."]
     per_layer: bool = eqx.field(static=True, default=False)
+    gating: str = eqx.field(static=True, default="free")
 
     @property
     def depth(self) -> int:
         return self.heads[0].depth
+
+    @property
+    def weights(self) -> Float[Array, "heads ..."]:
+        """What the heads' steps are multiplied with."""
+        if self.gating == "softmax":
+            return jax.nn.softmax(self.gates, axis=0)
+        if self.gating == "hard":
+            best = jnp.argmax(self.gates, axis=0)
+            return jax.nn.one_hot(best, len(self.heads), dtype=self.gates.dtype, axis=0)
+        return self.gates
+
+    @property
+    def per_prompt(self) -> bool:
+        """Whether every prompt has gates of its own."""
+        return self.gates.ndim > 1 + self.per_layer
 
     @property
     def splits(self) -> bool:
@@ -96,10 +114,10 @@ class Mixture(Algorithm):
         return tuple(head.start() for head in self.heads)
 
     def step(self, state: Any, past: Any, problem: Problem, layer: int) -> tuple[Any, Any]:
-        total, kept = None, []
+        total, kept, weights = None, [], self.weights
         for h, (head, memory) in enumerate(zip(self.heads, past, strict=True)):
             step, remembered = head.step(state, memory, problem, layer)
-            gate = self.gates[h, layer] if self.per_layer else self.gates[h]
+            gate = weights[h, layer] if self.per_layer else weights[h]
             total = gate * step if total is None else total + gate * step
             kept.append(remembered)
         return total, tuple(kept)
@@ -173,13 +191,26 @@ def iterate_problem(prompt: Prompt, algorithm: Algorithm) -> IterateProblem:
     return Examples(prompt.X, prompt.y)
 
 
+def _each(one: Callable[[Algorithm, Prompt], Array], algorithm: Algorithm, prompt: Prompt) -> Array:
+    """one(algorithm, prompt) for a prompt or each of a batch; steps lead. Gates that every prompt has
+    of its own go with their prompt."""
+    if not prompt.batched:
+        return one(algorithm, prompt)
+    if isinstance(algorithm, Mixture) and algorithm.per_prompt:
+
+        def gated(gates: Array, single: Prompt) -> Array:
+            return one(eqx.tree_at(lambda m: m.gates, algorithm, gates), single)
+
+        return jax.vmap(gated, in_axes=(-1, 0), out_axes=1)(algorithm.gates, prompt)
+    return jax.vmap(lambda single: one(algorithm, single), out_axes=1)(prompt)
+
+
 @eqx.filter_jit
 def _on_tokens(algorithm: Algorithm, prompt: Prompt) -> Trajectory:
-    def one(single: Prompt) -> Array:
+    def one(algorithm: Algorithm, single: Prompt) -> Array:
         return jnp.stack(unroll(algorithm, Tokens.of(single)))
 
-    predictions = jax.vmap(one, out_axes=1)(prompt) if prompt.batched else one(prompt)
-    return Trajectory(predictions, None, "tokens")
+    return Trajectory(_each(one, algorithm, prompt), None, "tokens")
 
 
 @eqx.filter_jit
@@ -189,10 +220,10 @@ def _on_iterates(algorithm: Algorithm, prompt: Prompt) -> Trajectory:
         w = jnp.stack([jnp.moveaxis(answer, 0, -1) for answer in unroll(algorithm, problem)])
     else:
 
-        def one(single: Prompt) -> Array:
+        def one(algorithm: Algorithm, single: Prompt) -> Array:
             return jnp.stack(unroll(algorithm, iterate_problem(single, algorithm)))
 
-        w = jax.vmap(one, out_axes=1)(prompt) if prompt.batched else one(prompt)
+        w = _each(one, algorithm, prompt)
     return Trajectory(jnp.sum(w * prompt.query, axis=-1), w, "iterates")
 
 
@@ -203,7 +234,9 @@ def last_residual(
     return quadratics.residual(unroll(algorithm, quadratics, active)[-1])
 
 
-def losses(algorithm: Algorithm, quadratics: Quadratic) -> Float[Array, "steps *prompts"]:
+def losses(
+    algorithm: Algorithm, quadratics: Quadratic, active: Float[Array, " depth"] | None = None
+) -> Float[Array, "steps *prompts"]:
     """The loss |probe w - target|^2 of every prompt after 0, 1, ..., depth steps."""
-    answers = unroll(algorithm, quadratics)
+    answers = unroll(algorithm, quadratics, active)
     return jnp.stack([jnp.sum(quadratics.residual(w) ** 2, axis=0) for w in answers])

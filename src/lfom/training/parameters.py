@@ -96,8 +96,8 @@ def parameters(model: Algorithm, train: Iterable[str] = KINDS) -> Parameters:
     for head, mark in heads:
         assert isinstance(head, Method)
         _mark(head, mark, kinds)
-    if isinstance(model, Mixture) and "gates" in kinds:
-        marks.gates[...] = True
+    if isinstance(model, Mixture) and "gates" in kinds and model.gating != "hard":
+        marks.gates[...] = True  # a hard gate has no derivative: lfom.adapt chooses it
     trained = np.concatenate([mark.reshape(-1) for mark in jax.tree.leaves(marks)])
     if not trained.any():
         raise checks.InputError(

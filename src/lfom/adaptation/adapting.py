@@ -1,0 +1,303 @@
+"""lfom.adapt: a trained model fitted to new prompts, in three settings.
+
+labelled: an adaptation set with the labels of its queries. label-free: the contexts of the prompts
+alone; context tokens are held out in turn and predicted from the rest. per prompt: every prompt
+sets its own gates from its own context. In all three the held-out context error before and after
+is measured, on prompts that were not fitted to where there are enough; if it got worse, the
+unadapted model comes back, and the result says so.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from lfom import checks
+from lfom.adaptation.held_out import context_error, fold_size, hold_out
+from lfom.adaptation.per_prompt import STEPS, PerPrompt, no_gates, with_gates
+from lfom.adaptation.shared import Budget, build, chunked, fit_shared, total_losses, vectors_of
+from lfom.checks import InputError
+from lfom.preconditioners import Full, One, Shared
+from lfom.problems import Quadratic
+from lfom.prompts import Prompt, prompt_from_arrays
+from lfom.training.evaluation import PerRun
+from lfom.training.parameters import KINDS, parameters
+from lfom.training.sources import stack
+from lfom.unroll import Algorithm, Mixture
+
+SETTINGS = ("labelled", "label-free", "per prompt")
+SHARED_STEPS = 20
+JUDGED = 0.2  # the share of the prompts that judges steps, where there are ENOUGH
+ENOUGH = 20
+PER_PROMPT_FOLDS = 5  # for the judgement of gates per prompt; one token at a time costs four times as much
+
+
+@dataclass(frozen=True)
+class Adaptation:
+    """An adapted model, and what it took.
+
+    model: as it was handed over (PerRun stays PerRun); gates per prompt are on a trailing axis.
+    before, after: the held-out context error of the model as it was and as it is now, for each run.
+    kept: the share of prompts (per prompt), or 1 or 0 (otherwise), whose adaptation was kept.
+    steps, seconds: what was spent, compilation included. history: time and loss after every step.
+    """
+
+    model: Any
+    setting: str
+    train: tuple[str, ...]
+    prompts: int
+    before: np.ndarray  # (runs,)
+    after: np.ndarray  # (runs,)
+    kept: np.ndarray  # (runs,)
+    steps: int
+    seconds: float
+    history: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def note(self) -> str:
+        """One sentence: what was kept, and why."""
+        if (self.kept >= 1).all():
+            return "The adapted model is returned."
+        if self.setting == "per prompt":
+            return (
+                f"{100 * (1 - self.kept.mean()):.1f} % of the prompts keep the unadapted gates: adapted ones "
+                "made their held-out context error worse."
+            )
+        which = "" if len(self.kept) == 1 else f" in {int((self.kept < 1).sum())} of {len(self.kept)} runs"
+        return f"Adaptation made the held-out context error worse{which}: the unadapted model is returned."
+
+
+def adapt(
+    model: Algorithm | PerRun,
+    prompts: Prompt,
+    *,
+    setting: str = "label-free",
+    train: Sequence[str] = ("gates",),
+    folds: int | None = None,
+    steps: int | None = None,
+    seconds: float | None = None,
+    watch: Callable[[int, float], None] | None = None,
+) -> Adaptation:
+    """Fit a trained model to new prompts.
+
+    model: a mixture of experts, or any trained model if gates are not adapted; PerRun for one model
+    per run. prompts: a batch; with PerRun, runs lead on every array. setting: "labelled" reads the
+    targets of the queries, "label-free" and "per prompt" read contexts alone. train: the kinds of
+    parameters that are fitted (gates, coefficients, A, B); per prompt only gates. folds: how many
+    parts of the context are held out in turn. steps, seconds: the budget. watch: called after every
+    step with its number and the time.
+
+    >>> from lfom import LinearRegression, memformer, mixture
+    >>> experts = [memformer(2, 1, memory="none", scale=s, key=jax.random.key(0)) for s in (0.3, 0.6)]
+    >>> prompts = LinearRegression([1.0, 0.5], 8).prompts(jax.random.key(1), 50)
+    >>> found = adapt(mixture(experts), prompts)
+    >>> bool((found.after <= found.before).all()), found.model.gates.shape
+    (True, (2,))
+    >>> adapt(mixture(experts), prompts, setting="per prompt").model.gates.shape
+    (2, 50)
+    """
+    checks.known("setting", setting, SETTINGS)
+    kinds = (train,) if isinstance(train, str) else tuple(train)
+    models = _models(model)
+    X, y, query, target = _arrays(prompts, runs=len(models) if isinstance(model, PerRun) else None)
+    _fits_dimension(models[0], X.shape[-1])
+    _has_kinds(models[0], kinds, setting)
+    if seconds is not None:
+        checks.positive("seconds", seconds)
+    if setting == "per prompt":
+        if seconds is not None:
+            raise InputError(
+                "seconds is no budget per prompt, which is one compiled call: limit it with steps."
+            )
+        most = STEPS if steps is None else checks.count("steps", steps, 0)
+        found = _per_prompt(models, X, y, folds, most)
+    else:
+        budget = Budget(SHARED_STEPS if steps is None else checks.count("steps", steps), seconds)
+        labels = (query, target) if setting == "labelled" else None
+        found = _shared(models, X, y, labels, kinds, folds, budget, watch)
+    return _result(model, prompts, found, setting, kinds)
+
+
+@dataclass(frozen=True)
+class _Found:
+    models: list[Any]
+    before: np.ndarray
+    after: np.ndarray
+    kept: np.ndarray
+    steps: int
+    seconds: float
+    history: tuple[dict[str, Any], ...] = ()
+
+
+def _result(model: Any, prompts: Prompt, found: _Found, setting: str, kinds: tuple[str, ...]) -> Adaptation:
+    adapted = PerRun(stack(found.models)) if isinstance(model, PerRun) else found.models[0]
+    if setting == "per prompt" and prompts.X.ndim == 2:  # one prompt alone: no axis of prompts
+        adapted = with_gates(adapted, adapted.gates[..., 0])
+    count = int(np.prod(prompts.X.shape[:-2], dtype=int)) // len(found.models)
+    return Adaptation(
+        adapted, setting, kinds, count, found.before, found.after, found.kept, found.steps, found.seconds,
+        found.history,
+    )  # fmt: skip
+
+
+@eqx.filter_jit
+def _adapt_prompts(model: Mixture, X: Array, y: Array, size: int, steps: int) -> tuple[Array, ...]:
+    """Gates (heads, ..., prompts), and the held-out context errors before and after, of each prompt."""
+    X, y = jnp.moveaxis(X, 0, -1), jnp.moveaxis(y, 0, -1)
+    n = X.shape[0]
+    gram, moment = jnp.einsum("ki...,kj...->ij...", X, X) / n, jnp.einsum("ki...,k...->i...", X, y) / n
+    adapted = PerPrompt(model, steps).adapted(Quadratic(gram, moment, gram[:1], moment[:1]))
+    before, after = context_error(model, X, y, size), context_error(adapted, X, y, size)
+    own = jnp.broadcast_to(model.gates[..., None], adapted.gates.shape)
+    better = ~(after > before) & jnp.isfinite(after)
+    return jnp.where(better, adapted.gates, own), before, jnp.where(better, after, before), better
+
+
+def _per_prompt(models: list[Mixture], X: Array, y: Array, folds: int | None, steps: int) -> _Found:
+    begun = time.perf_counter()
+    n = X.shape[-2]
+    size = fold_size(n, min(n, PER_PROMPT_FOLDS) if folds is None and n > 1 else folds)
+    adapted, rows = [], []
+    for run, model in enumerate(models):
+        gates, *each = _adapt_prompts(model, X[run], y[run], size, steps)
+        adapted.append(with_gates(model, gates))
+        rows.append([float(jnp.mean(values)) for values in each])
+    before, after, kept = np.asarray(rows).T
+    return _Found(adapted, before, after, kept, steps, time.perf_counter() - begun)
+
+
+@eqx.filter_jit
+def _folded(X: Array, y: Array, size: int) -> Quadratic:
+    """Folds of the prompts of every run, prompts and folds on one trailing axis."""
+
+    def one(X: Array, y: Array) -> Quadratic:
+        parts = hold_out(jnp.moveaxis(X, 0, -1), jnp.moveaxis(y, 0, -1), size)
+        return jax.tree.map(lambda a: a.reshape(*a.shape[:-2], -1), parts)
+
+    return jax.vmap(one)(X, y)
+
+
+@eqx.filter_jit
+def _asked(X: Array, y: Array, query: Array, target: Array) -> Quadratic:
+    batch = Prompt(X, y, query, target)
+    return jax.vmap(jax.vmap(Quadratic.of, out_axes=-1))(batch)
+
+
+def _shared(
+    models: list[Any],
+    X: Array,
+    y: Array,
+    labels: tuple[Array, Array] | None,
+    kinds: tuple[str, ...],
+    folds: int | None,
+    budget: Budget,
+    watch: Callable[[int, float], None] | None,
+) -> _Found:
+    begun = time.perf_counter()
+    n, prompts = X.shape[-2], X.shape[1]
+    fitted = prompts - (round(JUDGED * prompts) if prompts >= ENOUGH else 0)
+    fit_on, judge_on = slice(0, fitted), slice(fitted if fitted < prompts else 0, prompts)
+    if labels is None:
+        size = fold_size(n, folds)
+        sets, judging = (
+            _folded(X[:, fit_on], y[:, fit_on], size),
+            _folded(X[:, judge_on], y[:, judge_on], size),
+        )
+        contexts = judging
+    else:
+        sets, judging = (
+            _asked(*(array[:, part] for array in (X, y, *labels))) for part in (fit_on, judge_on)
+        )
+        contexts = None if n < 2 else _folded(X[:, judge_on], y[:, judge_on], fold_size(n, folds))
+    template = models[0]
+    start = vectors_of(template, models)
+    found = fit_shared(template, kinds, start, chunked(sets), chunked(judging), budget, watch)
+    tokens = n * (prompts if fitted == prompts else prompts - fitted)
+    if contexts is None:  # a single token cannot be held out: the labels alone have judged
+        before = after = np.full(len(models), np.nan)
+        kept = np.ones(len(models), bool)
+    else:
+        pair = jnp.asarray(np.stack([start, found.vectors], axis=1))
+        errors = np.asarray(total_losses(template, pair, chunked(contexts)), np.float64) / tokens
+        kept = ~(errors[:, 1] > errors[:, 0])
+        before, after = errors[:, 0], np.where(kept, errors[:, 1], errors[:, 0])
+    chosen = np.where(kept[:, None], found.vectors, start)
+    return _Found(
+        [build(template, vector) for vector in chosen],
+        before,
+        after,
+        kept.astype(float),
+        found.steps,
+        time.perf_counter() - begun,
+        found.history,
+    )
+
+
+def _models(model: Algorithm | PerRun) -> list[Any]:
+    if not isinstance(model, PerRun):
+        return [model]
+    runs = jax.tree.leaves(eqx.filter(model.method, eqx.is_array))[0].shape[0]
+    return [jax.tree.map(lambda a: a[run] if eqx.is_array(a) else a, model.method) for run in range(runs)]
+
+
+def _arrays(prompts: Prompt, runs: int | None) -> tuple[Array, Array, Array, Array]:
+    """The checked fields with axes of runs and prompts: X (runs, prompts, n, d), and so on."""
+    fields = (prompts.X, prompts.y, prompts.query, prompts.target)
+    lead = prompts.X.shape[:-2]
+    if runs is not None and (len(lead) != 2 or lead[0] != runs):
+        raise InputError(
+            f"X has shape {prompts.X.shape} for {runs} models: with PerRun pass (runs, prompts, n, d)."
+        )
+    if runs is None and len(lead) > 1:
+        raise InputError(
+            f"X has shape {prompts.X.shape}: one model takes (prompts, n, d) or (n, d); for several runs "
+            "wrap their models in lfom.PerRun."
+        )
+    inner = [a.shape[len(lead) :] for a in fields]
+    flat = prompt_from_arrays(*(a.reshape(-1, *own) for a, own in zip(fields, inner, strict=True)))
+    lead = lead if runs is not None else (1, lead[0] if lead else 1)
+    whole = (flat.X, flat.y, flat.query, flat.target)
+    X, y, query, target = (a.reshape(*lead, *own) for a, own in zip(whole, inner, strict=True))
+    return X, y, query, target
+
+
+def _fits_dimension(model: Any, d: int) -> None:
+    found = dimension(model)
+    if found is not None and found != d:
+        raise InputError(
+            f"the prompts have d = {d} covariates and the model d = {found}: pass prompts of that dimension, "
+            "or train a model for this one."
+        )
+
+
+def dimension(model: Any) -> int | None:
+    """d of a model, None if it works for every d (its matrices are multiples of the identity)."""
+    is_matrix = lambda node: isinstance(node, Full | One | Shared)  # noqa: E731
+    for node in jax.tree.leaves(model, is_leaf=is_matrix):
+        if isinstance(node, Full):
+            return node.matrices.shape[1]
+        if isinstance(node, One | Shared):
+            return node.half.shape[0]
+    return None
+
+
+def _has_kinds(model: Any, kinds: tuple[str, ...], setting: str) -> None:
+    for kind in kinds:
+        checks.known("parameter kind", kind, KINDS)
+    if "gates" in kinds and not isinstance(model, Mixture):
+        raise InputError(no_gates(model))
+    if setting == "per prompt" and set(kinds) != {"gates"}:
+        raise InputError(
+            f"train is {list(kinds)}: per prompt only gates are adapted, since a context has few labels. "
+            "Pass train=('gates',), or another setting."
+        )
+    if isinstance(model, Mixture) and model.per_prompt:
+        raise InputError("the model has gates per prompt already: adapt the one that it came from.")
+    if set(kinds) != {"gates"}:
+        parameters(model, kinds)  # refuses what this model does not have

@@ -1,0 +1,217 @@
+"""Gates that every prompt chooses by itself, from its own context, inside one compiled call.
+
+The answer w of a mixture is a polynomial in its gates, and the loss of the context is a square:
+
+    R(w) - min R = |L^T w - L^-1 b|^2 / 2        G = L L^T
+
+Gates start at the best of the model's own and the single experts; a few Levenberg-Marquardt
+steps, damped prompt by prompt, make this smaller. Two to eight numbers against n labels hardly
+overfit: fitting to the whole context measured better than to held-out tokens, also with noise
+(docs/design.md), so that held-out tokens only judge the result (`lfom.adapt`).
+"""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float
+
+from lfom import checks
+from lfom.arrays import WRITE_OUT, pad_axes, transpose
+from lfom.checks import InputError
+from lfom.problems import Examples, Problem, Quadratic, Tokens
+from lfom.unroll import Algorithm, Mixture, last_residual
+
+STEPS = 4
+FIRST_DAMPING = 1e-2  # relative to the diagonal; a tenth after a step that helped, tenfold otherwise
+LOGIT = 4.0  # where softmax gates start for a single expert: near the corner, and still movable
+
+
+class PerPrompt(Algorithm):
+    """A mixture that sets its gates for every prompt, and then runs.
+
+    steps: damped least-squares steps; 0 picks the best single expert, or the model's own gates.
+
+    >>> from lfom import LinearRegression, evaluate, memformer, mixture
+    >>> experts = [memformer(2, 1, memory="none", scale=s, key=jax.random.key(0)) for s in (0.3, 0.6)]
+    >>> score = evaluate({"adapted": PerPrompt(mixture(experts))}, LinearRegression([1.0, 0.5], 8),
+    ...                  prompts=100, key=jax.random.key(1))["adapted"]
+    >>> score.mean.shape
+    (1, 2)
+    """
+
+    model: Mixture
+    steps: int = eqx.field(static=True, default=STEPS)
+
+    def __check_init__(self) -> None:
+        if not isinstance(self.model, Mixture):
+            raise InputError(no_gates(self.model))
+        checks.count("steps", self.steps, 0)
+
+    @property
+    def depth(self) -> int:
+        return self.model.depth
+
+    @property
+    def splits(self) -> bool:
+        return self.model.splits
+
+    @property
+    def moves_covariates(self) -> bool:
+        return self.model.moves_covariates
+
+    def start(self) -> None:
+        return None
+
+    def step(self, state: Any, past: Any, problem: Problem, layer: int) -> tuple[Any, Any]:
+        if layer == 0:
+            model = self.adapted(as_quadratic(problem))
+            past = (model, model.start())
+        model, inner = past
+        step, inner = model.step(state, inner, problem, layer)
+        return step, (model, inner)
+
+    def adapted(self, quadratics: Quadratic) -> Mixture:
+        """The mixture with gates for each of these prompts, on a trailing axis."""
+        return with_gates(self.model, gates_for(self.model, context_question(quadratics), self.steps))
+
+
+def no_gates(model: Any) -> str:
+    return (
+        f"{type(model).__name__} has no gates to adapt: build a mixture of experts with lfom.mixture([...]), "
+        "or adapt other parameters, such as train=('coefficients',), in another setting."
+    )
+
+
+def with_gates(model: Mixture, gates: Array) -> Mixture:
+    return eqx.tree_at(lambda m: m.gates, model, gates)
+
+
+def as_quadratic(problem: Problem) -> Quadratic:
+    """The prompt's Gram matrix and moment, whatever view it is in; nothing is asked."""
+    if isinstance(problem, Quadratic):
+        return problem
+    if isinstance(problem, Examples):
+        X, y = problem.X, problem.y
+    elif isinstance(problem, Tokens):
+        X, y = problem.Z_0[:-1, :-1].T, problem.Z_0[-1, :-1]
+    else:
+        raise InputError(f"gates per prompt need a quadratic, and {type(problem).__name__} is none.")
+    n, d = X.shape
+    return Quadratic(X.T @ X / n, X.T @ y / n, jnp.zeros((1, d), X.dtype), jnp.zeros(1, X.dtype))
+
+
+def context_question(quadratics: Quadratic) -> Quadratic:
+    """The same prompts, asked how well w fits their context: |probe w - target|^2 is twice the
+    context's loss above its minimum."""
+    root, target = _root(quadratics.gram, quadratics.moment)
+    return Quadratic(quadratics.gram, quadratics.moment, transpose(root), target)
+
+
+def _root(gram: Array, moment: Array) -> tuple[Array, Array]:
+    """L with L L^T = gram, and L^-1 moment. Directions without variance are left out (n < d)."""
+    d = gram.shape[0]
+    smallest = 10 * jnp.finfo(gram.dtype).eps * jnp.einsum("ii...->...", gram)
+    columns, found, rest = [], [], moment
+    for j in range(d):
+        pivot = gram[j, j]
+        ok = pivot > smallest
+        column = jnp.where(ok, gram[:, j] / jnp.sqrt(jnp.where(ok, pivot, 1)), 0)
+        entry = jnp.where(ok, rest[j] / jnp.where(ok, column[j], 1), 0)
+        gram, rest = gram - column[:, None] * column[None], rest - column * entry
+        columns.append(column)
+        found.append(entry)
+    return jnp.stack(columns, axis=1), jnp.stack(found)
+
+
+def starts(model: Mixture) -> Float[Array, "starts heads ..."]:
+    """The model's own gates, and every expert alone."""
+    heads, shape = len(model.heads), model.gates.shape
+    size = LOGIT if model.gating == "softmax" else 1.0
+    corners = pad_axes(size * jnp.eye(heads, dtype=model.gates.dtype), 1 + len(shape))
+    return jnp.concatenate([model.gates[None], jnp.broadcast_to(corners, (heads, *shape))])
+
+
+def gates_for(model: Mixture, question: Quadratic, steps: int) -> Array:
+    """Gates (heads, ..., *prompts) that make |residual|^2 of the question small, prompt by prompt."""
+    if model.per_prompt:
+        raise InputError("the model has gates per prompt already: adapt the one that it came from.")
+    prompts = question.moment.shape[1:]
+    options = starts(model)
+
+    def error(gates: Array) -> Array:
+        squares = jnp.sum(last_residual(with_gates(model, gates), question) ** 2, axis=0)
+        return jnp.where(jnp.isfinite(squares), squares, jnp.inf)
+
+    best = jnp.argmin(jax.lax.map(error, options), axis=0)  # the model's own gates if all overflow
+    gates = (
+        jnp.moveaxis(options[best], range(len(prompts)), range(-len(prompts), 0))
+        if prompts
+        else options[best]
+    )
+    if model.gating == "hard" or steps == 0:
+        return gates
+    shape = gates.shape
+
+    def residual(flat: Array) -> Array:
+        return last_residual(with_gates(model, flat.reshape(shape)), question)
+
+    flat = gates.reshape(-1, *prompts)
+    return _levenberg_marquardt(residual, flat, steps).reshape(shape)
+
+
+def _levenberg_marquardt(residual: Any, start: Float[Array, "p *prompts"], steps: int) -> Array:
+    """Each prompt by itself. One pass per step: derivatives are taken at the candidate, and kept
+    if it is better."""
+    p, prompts, dtype = start.shape[0], start.shape[1:], start.dtype
+    units = jnp.eye(p, dtype=dtype)
+    eye = pad_axes(units, 2 + len(prompts))
+
+    def at(flat: Array) -> tuple[Array, Array, Array]:
+        r, along = jax.linearize(residual, flat)
+        J = jax.lax.map(lambda unit: along(jnp.broadcast_to(pad_axes(unit, flat.ndim), flat.shape)), units)
+        return (
+            jnp.sum(r**2, axis=0),
+            jnp.einsum("ak...,bk...->ab...", J, J),
+            jnp.einsum("ak...,k...->a...", J, r),
+        )
+
+    def step(_: Array, carry: Any) -> Any:
+        best, error, normal, slope, damping, candidate = carry
+        new = at(candidate)
+        better = (new[0] < error) & jnp.isfinite(new[1]).all(axis=(0, 1))
+
+        def pick(one: Array, other: Array) -> Array:
+            return jnp.where(better, one, other)
+
+        best, error = pick(candidate, best), pick(new[0], error)
+        normal, slope = pick(new[1], normal), pick(new[2], slope)
+        damping = jnp.clip(pick(damping / 10, damping * 10), 1e-6, 1e6)
+        diagonal = jnp.einsum("aa...->a...", normal)
+        ridge = damping * diagonal + jnp.finfo(dtype).tiny ** 0.5
+        return best, error, normal, slope, damping, best - solve(normal + eye * ridge[:, None], slope)
+
+    begin = (
+        start,
+        jnp.full(prompts, jnp.inf, dtype),
+        jnp.zeros((p, p, *prompts), dtype),
+        jnp.zeros_like(start),
+        jnp.full(prompts, 10 * FIRST_DAMPING, dtype),
+        start,
+    )
+    return jax.lax.fori_loop(0, steps + 1, step, begin)[0]
+
+
+def solve(matrix: Float[Array, "p p *prompts"], vector: Float[Array, "p *prompts"]) -> Array:
+    """matrix^-1 vector for symmetric positive definite matrices, prompts last: Gauss-Jordan."""
+    p = matrix.shape[0]
+    if p > WRITE_OUT:
+        leading = jnp.moveaxis(matrix, (0, 1), (-2, -1)), jnp.moveaxis(vector, 0, -1)
+        return jnp.moveaxis(jnp.linalg.solve(leading[0], leading[1][..., None])[..., 0], -1, 0)
+    system = jnp.concatenate([matrix, vector[:, None]], axis=1)
+    for j in range(p):
+        row = system[j] / system[j, j]
+        system = (system - system[:, j, None] * row[None]).at[j].set(row)
+    return system[:, -1]
