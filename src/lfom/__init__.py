@@ -2,6 +2,7 @@
 
 import importlib.metadata
 
+from lfom.adaptation import Adaptation, PerPrompt, adapt
 from lfom.checks import InputError
 from lfom.distributions import (
     PUBLISHED_SPECTRUM,
@@ -47,6 +48,8 @@ except importlib.metadata.PackageNotFoundError:  # run from the source folder
 
 __all__ = [
     "Adam",
+    "adapt",
+    "Adaptation",
     "chebyshev",
     "conjugate_gradient",
     "ConvexLosses",
@@ -77,6 +80,7 @@ __all__ = [
     "Mixture",
     "momentum",
     "nesterov",
+    "PerPrompt",
     "PerRun",
     "preconditioned_gradient_descent",
     "Prompt",
