@@ -18,6 +18,7 @@ from lfom.learning.steps import (
     Bank,
     Coefficients,
     Conjugate,
+    Guard,
     Register,
     as_bank,
     best_register,
@@ -64,34 +65,46 @@ def mean_log(family: Family, squares: Array) -> Array:
     return jnp.sum(family.weights * 0.5 * jnp.log(squares + floor)) / jnp.sum(family.weights)
 
 
-def balanced_register(family: Family, precondition: Scaled, steps: int) -> Register:
+def balanced_register(
+    family: Family, precondition: Scaled, steps: int, guard: Guard | None = None
+) -> Register:
     """Shared scalar coefficients for the geometric mean of the errors: least squares, reweighted by
     the errors that it leaves, so that the hardest problems do not decide alone."""
-    weights = family.weights / family.energies()
+    weights = family.weights / (family.energies() * jnp.sum(family.weights))
     register = best_register(family.quadratics, precondition, weights, steps)
     squares = jax.lax.stop_gradient(squared_errors(family, register, precondition, steps)[-1])
     typical = jnp.exp(2 * mean_log(family, squares))
-    bounded = weights / (squares + typical)
-    return best_register(family.quadratics, precondition, bounded, steps)
+    bounded = weights * typical / (squares + typical)
+    return best_register(family.quadratics, precondition, bounded, steps, guard)
 
 
-def coefficients_for(structure: Structure, family: Family, shared: Shared, scale: Array, steps: int) -> Any:
+@eqx.filter_jit
+def fit_register(family: Family, precondition: Scaled, steps: int, guard: Guard | None = None) -> Register:
+    return balanced_register(family, precondition, steps, guard)
+
+
+def coefficients_for(structure: Structure, family: Family, precondition: Scaled, steps: int) -> Any:
     if structure.family == "conjugate":
         return Conjugate()
-    return balanced_register(family, Scaled(shared, scale), steps)
+    return balanced_register(family, precondition, steps)
 
 
 @eqx.filter_jit
-def begin(structure: Structure, family: Family, shared: Shared, scale: Array, steps: int) -> Any:
-    """The coefficients that go with the first preconditioner."""
-    return coefficients_for(structure, family, shared, scale, steps)
-
-
-@eqx.filter_jit
-def errors(coefficients: Coefficients, shared: Shared, scale: Array, family: Family, steps: int) -> Array:
+def errors(coefficients: Coefficients, precondition: Scaled, family: Family, steps: int) -> Array:
     """(steps + 1, problems): relative errors in the energy norm; 1 at the start."""
-    squares = squared_errors(family, coefficients, Scaled(shared, scale), steps)
+    squares = squared_errors(family, coefficients, precondition, steps)
     return jnp.concatenate([jnp.ones((1, squares.shape[1]), squares.dtype), jnp.sqrt(squares)])
+
+
+@eqx.filter_jit
+def start_errors(
+    learning: Family, held_out: Family, shared: Shared, scales: tuple[Array, Array], steps: int
+) -> tuple[Register, Array, Array]:
+    """The register that goes with a first preconditioner, and held-out errors of that register and of
+    conjugate gradients with it: one compiled program for two structures."""
+    register = balanced_register(learning, Scaled(shared, scales[0]), steps)
+    outside = Scaled(shared, scales[1])
+    return register, errors(register, outside, held_out, steps), errors(Conjugate(), outside, held_out, steps)
 
 
 @eqx.filter_jit
@@ -103,13 +116,14 @@ def refine(
 
     def loss(trained: Any) -> Array:
         now = eqx.combine(trained, fixed)
-        coefficients = coefficients_for(structure, family, now, scale, steps)
-        return mean_log(family, squared_errors(family, coefficients, Scaled(now, scale), steps)[-1])
+        precondition = Scaled(now, scale)
+        coefficients = coefficients_for(structure, family, precondition, steps)
+        return mean_log(family, squared_errors(family, coefficients, precondition, steps)[-1])
 
     rate = 0.01 if isinstance(shared, Full) else 0.05
     best = _descend(loss, trained, rate, iterations)
     shared = _settled(eqx.combine(best, fixed))
-    return coefficients_for(structure, family, shared, scale, steps), shared
+    return coefficients_for(structure, family, Scaled(shared, scale), steps), shared
 
 
 @eqx.filter_jit

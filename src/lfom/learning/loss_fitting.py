@@ -54,19 +54,21 @@ def mean_log(family: LossFamily, relative: Array) -> Array:
 
 
 @eqx.filter_jit
-def begin(structure: Structure, family: LossFamily, shared: Shared, steps: int) -> Bank:
-    """The coefficients of the quadratic model, damped as the losses themselves like it best."""
-    table = as_bank(balanced_register(family.model(), Scaled(shared), steps)).gamma
+def begin(
+    structure: Structure, learning: LossFamily, held_out: LossFamily, shared: Shared, steps: int
+) -> tuple[Bank, Array]:
+    """The coefficients of the quadratic model, damped as the losses themselves like it best; and their
+    held-out errors."""
+    table = as_bank(balanced_register(learning.model(), Scaled(shared), steps)).gamma
     factors = jnp.asarray(DAMPED, table.dtype)
-    tried = jax.lax.map(lambda f: mean_log(family, excess(family, Bank(f * table), shared)[-1]), factors)
+    tried = jax.lax.map(lambda f: mean_log(learning, excess(learning, Bank(f * table), shared)[-1]), factors)
     table = factors[jnp.argmin(tried)] * table
     if structure.family == "diagonal":
-        shape = family.w.shape[1:]
+        shape = learning.w.shape[1:]
         table = jnp.broadcast_to(table.reshape(*table.shape, *(1,) * len(shape)), (*table.shape, *shape))
-    return Bank(table)
+    return Bank(table), errors(Bank(table), shared, held_out)
 
 
-@eqx.filter_jit
 def errors(bank: Bank, shared: Shared, family: LossFamily) -> Array:
     """(steps + 1, problems): relative excess losses; 1 at the start."""
     relative = excess(family, bank, shared)
@@ -75,9 +77,15 @@ def errors(bank: Bank, shared: Shared, family: LossFamily) -> Array:
 
 @eqx.filter_jit
 def refine(
-    structure: Structure, family: LossFamily, bank: Bank, shared: Shared, iterations: int
-) -> tuple[Bank, Shared]:
-    """Adam on the coefficients and the preconditioner together, relative changes of both."""
+    structure: Structure,
+    family: LossFamily,
+    held_out: LossFamily,
+    bank: Bank,
+    shared: Shared,
+    iterations: int,
+) -> tuple[Bank, Shared, Array]:
+    """Adam on the coefficients and the preconditioner together, relative changes of both; and the
+    held-out errors."""
     if structure.family == "diagonal" and isinstance(shared, Diagonal):  # its scale goes into the table
         bank, shared = Bank(bank.gamma * jnp.exp(shared.logs)), Identity()
     trained, fixed = eqx.partition(shared, _trained(shared))
@@ -96,4 +104,5 @@ def refine(
     rate = 0.01 if isinstance(shared, Full) or structure.family == "diagonal" else 0.02
     start = (jnp.zeros_like(bank.gamma), trained)
     bank, shared = parts(_descend(loss, start, rate, iterations))
-    return bank, _settled(shared)
+    shared = _settled(shared)
+    return bank, shared, errors(bank, shared, held_out)

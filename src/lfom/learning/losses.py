@@ -126,7 +126,6 @@ def minimise(problems: ConvexLosses) -> tuple[Array, Array, Array]:
     return w, value, norms(gradient) / jnp.where(first > 0, first, 1)
 
 
-@eqx.filter_jit
 def solve_losses(
     plan: Plan, problems: ConvexLosses, learned: int, steps: int, tolerance: Array | None
 ) -> Raw:

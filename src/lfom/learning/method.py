@@ -12,10 +12,10 @@ from jax import Array
 from lfom import checks
 from lfom.checks import InputError
 from lfom.learning import statuses
+from lfom.learning.batches import solve_batch
 from lfom.learning.certificate import Certificate
-from lfom.learning.losses import solve_losses
-from lfom.learning.problems import ConvexLosses, Problems
-from lfom.learning.solving import Plan, Raw, solve_quadratics
+from lfom.learning.problems import Problems
+from lfom.learning.solving import Plan
 from lfom.learning.steps import Conjugate
 from lfom.learning.structures import Structure
 
@@ -124,12 +124,7 @@ class LearnedMethod:
                 steps = min(LONGEST, self.steps + 2 * int(np.prod(self.shape)))
         learned = 0 if isinstance(self.plan.coefficients, Conjugate) else min(steps, self.steps)
         limit = None if tolerance is None else jnp.asarray(tolerance, self.dtype)
-        raw: Raw
-        batch: Any = problems
-        if isinstance(problems, ConvexLosses):
-            raw = solve_losses(self.plan, problems, learned, steps, limit)
-        else:
-            raw = solve_quadratics(self.plan, batch.quadratics(), learned, steps, limit)
+        raw = solve_batch(self.plan, problems, learned, steps, limit)
         fallback = "line-searched gradient" if self.kind == "convex losses" else "conjugate gradients"
         status, taken, residuals = (np.asarray(part) for part in raw[1:])
         return Solution(raw.value, status, taken, residuals, self.promise, fallback)

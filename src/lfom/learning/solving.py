@@ -87,7 +87,6 @@ def no_worse(quadratics: Quadratics, w: Array, r: Array) -> Array:
     return (fall >= 0) & jnp.isfinite(fall) & (dots(w, quadratics.b - r) >= 0)
 
 
-@eqx.filter_jit
 def solve_quadratics(
     plan: Plan, quadratics: Quadratics, learned: int, steps: int, tolerance: Array | None
 ) -> Raw:
@@ -96,14 +95,14 @@ def solve_quadratics(
     b = quadratics.b
     start = norms(b)
     threshold = None if tolerance is None else tolerance * start
-    finite = quadratics.finite() & jnp.isfinite(start)
     scale = coordinates(quadratics, plan.jacobi)
     count = len(b)
     w, r, taken = jnp.zeros_like(b), b, jnp.zeros(count, int)
     residuals = jnp.broadcast_to(start[:, None], (count, steps + 1))
-    path = jnp.full(count, statuses.CERTIFIED)
-    if not isinstance(plan.coefficients, Conjugate):
-        scale, path = _into_range(plan, quadratics, scale, learned)
+    if isinstance(plan.coefficients, Conjugate):
+        finite, path = quadratics.finite(), jnp.full(count, statuses.CERTIFIED)
+    else:
+        scale, path, finite = _into_range(plan, quadratics, scale, learned)
         w, r, taken, seen = learned_steps(
             shortened(plan.coefficients, learned),  # type: ignore[arg-type]
             lambda w: b - quadratics.times(w),
@@ -113,29 +112,35 @@ def solve_quadratics(
             threshold,
         )
         residuals = _append(residuals, seen.T)
+    finite &= jnp.isfinite(start)
     good = no_worse(quadratics, w, r)
     path = jnp.where(good, path, statuses.FALLBACK)
     residuals = jnp.where(good[:, None], residuals, start[:, None])
     taken = jnp.where(good, taken, 0)
     w, r = (jnp.where(spread(good, b), now, first) for now, first in ((w, jnp.zeros_like(b)), (r, b)))
     limit = jnp.where(finite, jnp.where(good & (taken < learned), taken, steps), 0)  # met early: done
+    ran = (limit > taken).any()
     end, taken, residuals = _conjugate(
         quadratics, Scaled(plan.shared, scale), path, w, r, taken, residuals, limit, threshold
     )
-    return _judged(quadratics, end, taken, residuals, path, finite, start, tolerance)
+    # Conjugate gradients update their residual; the status is judged by the true one.
+    r = jax.lax.cond(ran, lambda: b - quadratics.times(end.w), lambda: r)
+    return _judged(quadratics, end._replace(r=r), taken, residuals, path, finite, start, tolerance)
 
 
-def _into_range(plan: Plan, quadratics: Quadratics, scale: Array, learned: int) -> tuple[Array, Array]:
-    """The scale that brings a problem into the range of the learning problems, and its path."""
+def _into_range(plan: Plan, quadratics: Quadratics, scale: Array, learned: int) -> tuple[Array, Array, Array]:
+    """The scale that brings a problem into the range of the learning problems; its path; and whether
+    its numbers are finite, which the size of a matrix tells as well."""
     size, bounds = gauge(quadratics, plan.shared, scale)
     wanted = jnp.clip(size, plan.gauge[0], plan.gauge[1])
     factor = jnp.where(size > 0, wanted / jnp.where(size > 0, size, 1), 1)
     factor = jnp.where(jnp.isfinite(factor), factor, 1)
     path = jnp.where(factor == 1, statuses.CHECKED, statuses.RESCALED)
-    if bounds and plan.reach is not None and learned:
+    if bounds and plan.reach is not None:
         inside = (factor == 1) & (size <= plan.reach[learned - 1])
         path = jnp.where(inside, statuses.CERTIFIED, path)
-    return scale * spread(jnp.sqrt(factor), scale), path
+    finite = jnp.isfinite(size) if bounds else quadratics.finite()
+    return scale * spread(jnp.sqrt(factor), scale), path, finite
 
 
 def _append(residuals: Array, seen: Array) -> Array:
@@ -195,8 +200,7 @@ def _judged(
     tolerance: Array | None,
 ) -> Raw:
     """The status from the true residual, and the start itself wherever nothing better was found."""
-    w = end.w
-    r = quadratics.b - quadratics.times(w)
+    w, r = end.w, end.r
     good = (
         finite & no_worse(quadratics, w, r) & (jnp.any(w != 0, axis=tuple(range(1, w.ndim))) | (start == 0))
     )

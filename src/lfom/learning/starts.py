@@ -13,9 +13,9 @@ PROBES = 16  # random vectors per problem, where a diagonal has to be estimated
 RANK = 8
 
 
-def start(kind: str, quadratics: Quadratics, w: Array, weights: Array, scale: Array, key: Array) -> Shared:
+def start(kind: str, quadratics: Quadratics, w: Array, scale: Array, key: Array) -> Shared:
     """scale: the diagonal change of coordinates, (problems, *shape). w: the solutions."""
-    share = weights / jnp.sum(weights)
+    share = jnp.full(len(w), 1 / len(w), w.dtype)
     if kind == "identity":
         return Identity()
     if kind in ("sine", "cosine"):

@@ -167,29 +167,42 @@ def conjugate_steps(
     return state.w, seen
 
 
-def best_register(quadratics: Quadratics, precondition: Precondition, weights: Array, steps: int) -> Register:
+class Guard(eqx.Module):
+    """Eigenvalues that the shared coefficients must also contract: one problem of one unknown each."""
+
+    eigenvalues: Array
+    weight: Array
+
+
+def best_register(
+    quadratics: Quadratics, precondition: Precondition, weights: Array, steps: int, guard: Guard | None = None
+) -> Register:
     """The shared scalar coefficients with the smallest sum over problems of weight |w_l - w*|_A^2, for
     every l up to `steps` at once.
 
     Let all problems be one large one with a block-diagonal matrix, each block times its weight in the
     inner products. Conjugate gradients on it minimise exactly that sum over all polynomials, and their
-    two coefficients per step, averages over the problems, are the shared ones.
+    two coefficients per step, averages over the problems, are the shared ones. A guard's eigenvalues t
+    are blocks with A = t, b = sqrt(t) and an error of 1 at the start.
     """
+    zero = jnp.zeros((), quadratics.b.dtype)
+    points = jnp.zeros(0, quadratics.b.dtype) if guard is None else guard.eigenvalues
+    heavy = zero if guard is None else guard.weight
 
     def body(carry: Any, _: None) -> Any:
-        r, direction, rz_before = carry
+        (r, r_guard), (direction, d_guard), rz_before = carry
         z = precondition(r)
-        rz = jnp.sum(weights * dots(r, z))
+        rz = jnp.sum(weights * dots(r, z)) + heavy * jnp.sum(r_guard**2)
         started = rz_before > 0
         gamma = jnp.where(started, rz / jnp.where(started, rz_before, 1), 0)
-        direction = z + gamma * direction
+        direction, d_guard = z + gamma * direction, r_guard + gamma * d_guard
         image = quadratics.times(direction)
-        curvature = jnp.sum(weights * dots(direction, image))
+        curvature = jnp.sum(weights * dots(direction, image)) + heavy * jnp.sum(points * d_guard**2)
         good = (curvature > 0) & (rz > 0)
         alpha = jnp.where(good, rz / jnp.where(good, curvature, 1), 0)
-        return (r - alpha * image, direction, rz), (alpha, gamma)
+        residuals = r - alpha * image, r_guard - alpha * points * d_guard
+        return (residuals, (direction, d_guard), rz), (alpha, gamma)
 
-    zero = jnp.zeros((), quadratics.b.dtype)
-    start = (quadratics.b, jnp.zeros_like(quadratics.b), zero)
+    start = ((quadratics.b, jnp.sqrt(points)), (jnp.zeros_like(quadratics.b), jnp.zeros_like(points)), zero)
     _, (alpha, gamma) = jax.lax.scan(body, start, None, length=steps)
     return Register(alpha, gamma)

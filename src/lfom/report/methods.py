@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from lfom.learning.certificate import residual_polynomials
 from lfom.learning.method import LearnedMethod
@@ -29,6 +30,7 @@ def plot_method(method: LearnedMethod, path: Path) -> None:
         FigureCanvasAgg(figure)
         axes = figure.subplots(1, 2 if certified else 1, squeeze=False)[0]
         _accuracy(axes[0], method)
+        figure.suptitle(f"{method.structure.name}, {method.steps} steps", fontsize=10)
         if certified:
             _polynomial(axes[1], method)
         content = io.BytesIO()
@@ -46,7 +48,9 @@ def _accuracy(axes: Axes, method: LearnedMethod) -> None:
     loss = method.kind == "convex losses"
     axes.set_ylabel("excess loss / start's" if loss else "energy norm of the error / start's")
     axes.set_title(f"{accuracy.problems} problems {accuracy.how}: median, quartiles", loc="left", fontsize=9)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0e}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _polynomial(axes: Axes, method: LearnedMethod) -> None:
@@ -67,6 +71,4 @@ def _polynomial(axes: Axes, method: LearnedMethod) -> None:
     axes.set_xlabel("eigenvalue t of M A")
     axes.set_ylabel("p(t)")
     axes.legend(loc="upper center", fontsize=8, frameon=False)
-    axes.set_title(
-        f"{method.structure.name}: error after the last step = p(M A) times the first", loc="left", fontsize=9
-    )
+    axes.set_title("error after the last step = p(M A) times the first", loc="left", fontsize=9)
