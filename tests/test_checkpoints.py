@@ -15,7 +15,7 @@ from lfom.training import checkpoints
 from lfom.training.adam import Adam
 from lfom.training.checkpoints import Checkpoint, load, load_model, save
 from lfom.training.configuration import Configuration, default_optimiser
-from lfom.training.fitting import LeastSquares, State, fit
+from lfom.training import LeastSquares, State, fit
 
 
 def configuration(**changes: Any) -> Configuration:

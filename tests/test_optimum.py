@@ -36,7 +36,7 @@ def test_published_values_without_preconditioner(depth: int, value: float) -> No
         prompts=1_000_000 if depth == 4 else 400_000,
     )
     assert found.log_loss == pytest.approx(value, abs=0.01)
-    assert 0 < found.log_stderr < 0.01
+    assert 0 < found.log_stderr < 0.015
 
 
 def test_sampled_and_exact_optimum_agree_within_the_standard_error() -> None:

@@ -26,7 +26,7 @@ from lfom.commands.train import known_optimum
 from lfom.training.adam import Adam
 from lfom.training.checkpoints import load, load_model
 from lfom.training.configuration import Configuration
-from lfom.training.fitting import LeastSquares, State
+from lfom.training import LeastSquares, State
 
 TINY = [
     "--spectrum",
@@ -254,8 +254,16 @@ def test_the_bar_shows_loss_distance_and_time_left(optimiser: Any) -> None:
     assert "4 models" in estimate(phases, 2, (1, 2), 2)
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=80, legacy_windows=False)
-    record = {"phase": phases[0].name, "level": 0, "step": 0, "log_loss": [[-1.0, -2.0], [-1.0, -3.0]]}
+    record = {"phase": phases[0].name, "number": 0, "level": 0, "step": 0}
+    record["log_loss"] = [[-1.0, -2.0], [-1.0, -3.0]]
     with TrainingProgress(console, phases, found, (1, 2), -2.75) as bar:
+        lengths = []
+        bar._slower = 1e6  # as if a pass took long: the bar moves inside it
+        for part in (0.1, 0.5, 0.9):
+            bar.tick(part)
+            lengths.append(bar._bar.tasks[0].completed)
+        assert lengths == sorted(lengths)
+        assert lengths[0] < lengths[-1]
         for step in range(3):
             state = State(0, 0, step + 1, np.zeros((2, 2, 1)), {}, (record,) * (step + 1))
             bar(state, record)

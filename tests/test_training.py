@@ -13,7 +13,7 @@ from lfom.memories import Bank, Conjugate, Forget, Register
 from lfom.optimum import exact_optimum, with_preconditioner
 from lfom.problems import Quadratic
 from lfom.training.adam import clip_groups
-from lfom.training.least_squares import jacobian
+from lfom.training.direct import jacobian
 from lfom.training.parameters import parameters
 from lfom.training.sources import stack
 from lfom.unroll import last_residual

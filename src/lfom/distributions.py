@@ -6,6 +6,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jaxtyping import Float, PRNGKeyArray
 
@@ -16,6 +17,7 @@ from lfom.problems import Quadratic
 from lfom.prompts import Prompt
 
 PUBLISHED_SPECTRUM = (1.0, 1.0, 0.25, 0.0625, 1.0)  # of the authors' code and all their curves
+FEW_DEGREES = 64  # chi-square numbers up to here are made of uniforms
 TEXT_SPECTRUM = (1.0, 1.0, 0.5, 0.25, 1.0)  # of the paper's text (NOTES 2.1)
 
 
@@ -113,7 +115,7 @@ class LinearRegression(Distribution):
         covariates, weights, labels = jax.random.split(key, 3)
         d, dtype = self.dimension, self.spectrum.dtype
         X = jax.random.normal(covariates, (self.context + 1, d), dtype) @ self.root
-        w = self._draw_weights(weights, ())
+        w = self._draw_weights(jax.random.normal(weights, (d,), dtype))
         y = X[:-1] @ w + self.noise * jax.random.normal(labels, (self.context,), dtype)
         return Prompt(X[:-1], y, X[-1], X[-1] @ w, w)
 
@@ -123,20 +125,21 @@ class LinearRegression(Distribution):
         G = F^T (C C^T / n) F with the Bartlett factor C, and given G, b has mean G w* and
         covariance noise^2 G / n (NOTES section 4).
         """
-        count = checks.count("count", count)
-        factor_key, weight_key, label_key = jax.random.split(key, 3)
-        factor = bartlett_factor(factor_key, self.dimension, self.context, count, self.spectrum.dtype)
-        half = matmat(self.root.T, factor) / jnp.sqrt(jnp.asarray(self.context, self.spectrum.dtype))
-        w = self._draw_weights(weight_key, (count,))
+        count, d, dtype = checks.count("count", count), self.dimension, self.spectrum.dtype
+        degrees, below = _bartlett_sizes(d, self.context)
+        normals, chi_squares = _normals_and_chi_squares(key, below + 2 * d, degrees, count, dtype)
+        factor = _bartlett(normals[:below], chi_squares, d)
+        z, xi = normals[below : below + d], normals[below + d : below + d + factor.shape[1]]
+        half = matmat(self.root.T, factor) / jnp.sqrt(jnp.asarray(self.context, dtype))
+        w = self._draw_weights(z)
         gram = matmat(half, transpose(half))
-        xi = jax.random.normal(label_key, half.shape[1:], half.dtype)
-        scatter = self.noise / jnp.sqrt(jnp.asarray(self.context, half.dtype)) * matvec(half, xi)
+        scatter = self.noise / jnp.sqrt(jnp.asarray(self.context, dtype)) * matvec(half, xi)
         return Quadratic(gram, matvec(gram, w) + scatter, self.root, matvec(self.root, w))
 
-    def _draw_weights(self, key: PRNGKeyArray, batch: tuple[int, ...]) -> Array:
+    def _draw_weights(self, z: Array) -> Array:
+        """w* from standard normal z (d, *prompts)."""
         if self.weights is not None:
-            return jnp.broadcast_to(pad_axes(self.weights, 1 + len(batch)), (self.dimension, *batch))
-        z = jax.random.normal(key, (self.dimension, *batch), self.spectrum.dtype)
+            return jnp.broadcast_to(pad_axes(self.weights, z.ndim), z.shape)
         return jnp.sqrt(self.weight_variance) * matvec(self.inverse_root, z)
 
 
@@ -240,13 +243,56 @@ def bartlett_factor(key: PRNGKeyArray, d: int, n: int, count: int, dtype: Any = 
 
     n < d gives the singular case: the factor then has n columns.
     """
+    degrees, below = _bartlett_sizes(d, n)
+    return _bartlett(*_normals_and_chi_squares(key, below, degrees, count, dtype), d)
+
+
+def _bartlett_sizes(d: int, n: int) -> tuple[list[int], int]:
+    """Degrees of freedom on the diagonal, and how many normals stand below it."""
     rank = min(n, d)
-    below, diagonal = jax.random.split(key)
-    normals = jax.random.normal(below, (d, rank, count), dtype)
-    degrees = jnp.asarray([n - j for j in range(rank)], dtype)
-    chi = jnp.sqrt(_chi_square(diagonal, degrees[:, None], (rank, count)))
-    row, column = jnp.arange(d)[:, None, None], jnp.arange(rank)[None, :, None]
-    return jnp.where(row > column, normals, jnp.where(row == column, chi[None], 0))
+    return [n - j for j in range(rank)], d * rank - rank * (rank + 1) // 2
+
+
+def _bartlett(normals: Array, chi_squares: Array, d: int) -> Array:
+    below, (rank, count) = normals.shape[0], chi_squares.shape
+    parts = jnp.concatenate([normals, jnp.sqrt(chi_squares), jnp.zeros((1, count), normals.dtype)])
+    place = np.full((d, rank), below + rank)  # the row of zeros
+    place[np.tril_indices(d, -1, rank)] = np.arange(below)
+    place[np.arange(rank), np.arange(rank)] = below + np.arange(rank)
+    return parts[place.reshape(-1)].reshape(d, rank, count)
+
+
+def _normals_and_chi_squares(
+    key: PRNGKeyArray, normals: int, degrees: list[int], count: int, dtype: Any
+) -> tuple[Array, Array]:
+    """Standard normals (normals, count) and chi-square numbers (degrees, count), from one call of the
+    random generator: it takes seconds to compile, each time that it is called.
+
+    A chi-square of an even number of degrees is -2 log of a product of uniforms, of an odd number that
+    plus the square of a normal. Many degrees take a rejection method instead.
+    """
+    few = max(degrees) <= FEW_DEGREES
+    odd = [k % 2 for k in degrees] if few else []
+    halves = [k // 2 for k in degrees] if few else []
+    bell = normals + sum(odd)
+    u = jax.lax.optimization_barrier(jax.random.uniform(key, (bell + sum(halves), count), dtype))
+    edge = jnp.finfo(u.dtype).epsneg
+    bounded = jnp.clip(2 * u[:bell] - 1, edge - 1, 1 - edge)
+    z = jax.lax.optimization_barrier(jnp.sqrt(jnp.asarray(2, u.dtype)) * jax.scipy.special.erfinv(bounded))
+    if not few:
+        wanted = jnp.asarray(degrees, u.dtype)[:, None]
+        return z, _chi_square(jax.random.fold_in(key, 1), wanted, (len(degrees), count))
+    chi_squares, at, square = [], bell, normals
+    for is_odd, half in zip(odd, halves, strict=True):
+        total = jnp.zeros(count, u.dtype)
+        for first in range(at, at + half, 8):  # eight at a time: products of more might underflow
+            some = 1 - u[first : min(first + 8, at + half)]  # u may be 0, this may not
+            total = total - 2 * jnp.log(jnp.prod(some, axis=0))
+        if is_odd:
+            total = total + z[square] ** 2
+        chi_squares.append(total)
+        at, square = at + half, square + is_odd
+    return z[:normals], jnp.stack(chi_squares)
 
 
 def _chi_square(key: PRNGKeyArray, degrees: Array, shape: tuple[int, ...]) -> Array:

@@ -128,7 +128,7 @@ def sampled_optimum(
     polynomials on (0, largest eigenvalue), in which the system is well conditioned.
     """
     depth, prompts = checks.count("depth", depth), checks.count("prompts", prompts)
-    chunk = min(checks.count("chunk", chunk), max(prompts // 2, 1))
+    chunk = min(checks.count("chunk", chunk), max(prompts // 40, 1))  # 20 scores make a standard error
     precondition = _precondition(preconditioner)
     first, key = jax.random.split(key)
     pilot = distribution.quadratics(first, 1_000)

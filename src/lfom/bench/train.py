@@ -18,7 +18,7 @@ from lfom.distributions import PUBLISHED_SPECTRUM, LinearRegression, haar_rotati
 from lfom.memformer import linear_transformer
 from lfom.problems import Quadratic, Tokens
 from lfom.training.adam import Adam, clip_groups, make_block
-from lfom.training.least_squares import normal_equations
+from lfom.training.direct import normal_equations
 from lfom.training.parameters import from_scale, parameters
 from lfom.unroll import last_residual, unroll
 

@@ -16,14 +16,16 @@ from rich.table import Column
 from rich.text import Text
 
 from lfom.training.adam import Adam
-from lfom.training.fitting import Phase, State
+from lfom.training.krylov import has_krylov_view
+from lfom.training.state import Phase, State
 
 # Measured on two cores of a server CPU; another machine differs, hence "an estimate".
-COMPILE = 6.0  # seconds per phase
-COMPILE_LAYER = 1.0  # seconds more per layer
+COMPILE = 3.0  # seconds per phase
+COMPILE_LAYER = {True: 0.3, False: 1.0}  # seconds more per layer, in the Krylov view and without
 SCORE = 5.0  # seconds for the scores at the end
-DRAW = 0.3e-6  # seconds to draw a prompt
-RATE = 3e9  # operations per second
+DRAW = 2.5e-8  # seconds to draw a prompt, times d^2
+RATE = 3e9  # operations per second in loops over prompts
+MATRIX_RATE = 25e9  # and in large matrix products
 BASE = 450e6  # bytes: Python, JAX and its compiler
 BASE_LAYER = 30e6  # bytes more per layer
 LIKELY = 8  # passes at the beginning: 5 to 10 were seen
@@ -38,38 +40,46 @@ class Stage:
     likely: int
     most: int
     seconds: float  # of one pass, estimated
+    compiling: float  # seconds to compile its phase
 
 
 def stages(phases: list[Phase], d: int, depths: tuple[int, ...], runs: int) -> list[Stage]:
     """The passes that a fit will make."""
-    found, models = [], runs * len(depths)
-    forward = 4.0 * d * d * max(depths)  # operations per prompt
+    found, models, depth = [], runs * len(depths), max(depths)
+    forward = 4.0 * d * d * depth  # operations per prompt
     for index, phase in enumerate(phases):
-        options, p = phase.optimiser, phase.parameters.size
+        options, p, model = phase.optimiser, phase.parameters.size, phase.parameters.template
+        fast = has_krylov_view(model) and not isinstance(options, Adam)
+        compiling = COMPILE + COMPILE_LAYER[fast] * depth
         if isinstance(options, Adam):
             blocks = -(-options.steps // options.resample)
             seconds = models * options.resample * options.batch * 3 * forward / (2 * RATE)
-            found.append(Stage(index, 0, blocks, blocks, seconds))
+            found.append(Stage(index, 0, blocks, blocks, seconds, compiling))
         elif options is not None:
-            # J^T J, a reverse pass per residual, and a forward pass per candidate
-            per_prompt = DRAW + (2.0 * d * p * p + (3 * d + 6) * forward) / RATE
-            first, last = options.levels(max(depths))
+            # J^T J, J itself (a reverse pass per residual), and a forward pass per candidate
+            columns = d * d + depth if fast else p
+            products = 2.0 * d * columns**2 / (MATRIX_RATE if fast else RATE)
+            rest = (d * forward / MATRIX_RATE if fast else 3 * d * forward / RATE) + 6 * forward / RATE
+            per_prompt = DRAW * d * d + products + rest
+            first, last = options.levels(model, depth, d)
             levels = [(last, options.passes[1])]
             if not phase.careful:
                 levels.insert(0, (first, options.passes[0]))
             for level, (prompts, most) in enumerate(levels):
-                found.append(Stage(index, level, min(most, LIKELY), most, models * prompts * per_prompt))
+                seconds = models * prompts * per_prompt
+                found.append(Stage(index, level, min(most, LIKELY), most, seconds, compiling))
     return found
 
 
-def compile_seconds(found: list[Stage], depth: int) -> float:
-    return len({stage.phase for stage in found}) * (COMPILE + COMPILE_LAYER * depth)
+def compile_seconds(found: list[Stage], after: int = -1) -> float:
+    """Seconds to compile the phases that come after this one."""
+    return sum({stage.phase: stage.compiling for stage in found if stage.phase > after}.values())
 
 
 def estimate(phases: list[Phase], d: int, depths: tuple[int, ...], runs: int) -> str:
     """One line about time and memory, before the work starts."""
     found, models = stages(phases, d, depths, runs), runs * len(depths)
-    compiling = compile_seconds(found, max(depths))
+    compiling = compile_seconds(found)
     likely, most = (
         compiling + SCORE + sum(stage.seconds * passes for stage, passes in counted)
         for counted in ([(s, s.likely) for s in found], [(s, s.most) for s in found])
@@ -169,12 +179,21 @@ class TrainingProgress(Bar):
         found: list[Stage],
         depths: tuple[int, ...],
         optimum: float | None,
+        state: State | None = None,
     ):
         super().__init__(console, "compiling")
-        self._phases, self._stages, self._depths, self._optimum = phases, found, depths, optimum
-        self._compiling = compile_seconds(found, max(depths)) / max(len({s.phase for s in found}), 1)
+        self._stages, self._depths, self._optimum = found, depths, optimum
         self._slower = 1.0  # than estimated: known after the first pass that compiled nothing
         self._last = (time.monotonic(), -1, -1)
+        self._state, self._text = State(0, 0, 0, np.zeros(0)) if state is None else state, ""
+        self._name = phases[self._state.phase].name
+
+    def tick(self, part: float) -> None:
+        """Inside a pass: the part of it that is done."""
+        here = (self._state.phase, self._state.level)
+        seconds = next((s.seconds for s in self._stages if (s.phase, s.level) == here), 0.0)
+        left = self._left(self._state) - part * seconds * self._slower
+        self.show(self._text, name=self._name, left=max(left, 0.0))
 
     def __call__(self, state: State, record: dict[str, Any]) -> None:
         now = time.monotonic()
@@ -188,6 +207,7 @@ class TrainingProgress(Bar):
         text = f"depth {self._depths[-1]}: {loss:.3f}"
         if self._optimum is not None:
             text += f", optimum {loss - self._optimum:+.3f}"
+        self._state, self._text, self._name = state, text, record["phase"]
         self.show(text, name=record["phase"], left=self._left(state))
 
     def _left(self, state: State) -> float:
@@ -196,10 +216,8 @@ class TrainingProgress(Bar):
         for stage in self._stages:
             if (stage.phase, stage.level) < here:
                 continue
-            name = self._phases[stage.phase].name
-            made = [row for row in state.history if row["phase"] == name and row["level"] == stage.level]
+            made = [r for r in state.history if (r["number"], r["level"]) == (stage.phase, stage.level)]
             done = len(made) if (stage.phase, stage.level) == here else 0
             passes = max((stage.likely if done < stage.likely else stage.most) - done, 0)
             total += passes * stage.seconds * self._slower
-        ahead = {stage.phase for stage in self._stages if stage.phase > state.phase}
-        return total + self._compiling * len(ahead)
+        return total + compile_seconds(self._stages, after=state.phase)

@@ -25,8 +25,10 @@ from lfom.optimum import exact_optimum
 from lfom.training.adam import Adam
 from lfom.training.checkpoints import LICENCE, Checkpoint, load, save, versions
 from lfom.training.configuration import OPTIMISERS, Configuration, default_optimiser, seed_number
-from lfom.training.fitting import Diverged, LeastSquares, State, fit
+from lfom.training.fitting import fit
+from lfom.training.least_squares import LeastSquares
 from lfom.training.parameters import KINDS
+from lfom.training.state import Diverged, State
 
 SPECTRA = {"published": PUBLISHED_SPECTRUM, "text": TEXT_SPECTRUM}
 SCHEDULES = ("constant", "cosine")
@@ -182,7 +184,10 @@ class Job:
         d, depths, runs = configuration.model["d"], configuration.depths, configuration.data["runs"]
         self._say(estimate(phases, d, depths, runs))
         found = stages(phases, d, depths, runs)
-        with TrainingProgress(self.console, phases, found, depths, known_optimum(configuration)) as bar:
+        resume = self.checkpoint.state if self.checkpoint.state.history else None
+        with TrainingProgress(
+            self.console, phases, found, depths, known_optimum(configuration), resume
+        ) as bar:
 
             def watch(state: State, record: dict[str, Any]) -> None:
                 _finite(state)
@@ -197,7 +202,8 @@ class Job:
                 train=configuration.train,
                 optimiser=configuration.optimiser,
                 watch=watch,
-                resume=self.checkpoint.state if self.checkpoint.state.history else None,
+                tick=bar.tick,
+                resume=resume,
             )
         last = self.checkpoint.state
         self.checkpoint = replace(

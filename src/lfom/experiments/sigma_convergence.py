@@ -9,7 +9,7 @@ import numpy as np
 from lfom.experiments.workbench import Claim, Outcome, Row, Workbench, distance_to_identity, verdict
 from lfom.memformer import linear_transformer
 from lfom.training import Adam, fit
-from lfom.training.fitting import State
+from lfom.training import State
 from lfom.training.parameters import parameters
 
 TITLE = "A_l converges to a multiple of the inverse covariance"

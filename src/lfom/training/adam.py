@@ -14,6 +14,7 @@ from jaxtyping import Float
 
 from lfom.problems import Quadratic
 from lfom.training.parameters import Parameters
+from lfom.training.state import Phase, Setting, State
 from lfom.unroll import Algorithm, last_residual
 
 
@@ -45,7 +46,7 @@ def clip_groups(gradient: Float[Array, " p"], groups: np.ndarray, limit: float) 
 
 
 def mean_loss(model: Algorithm, quadratics: Quadratic, active: Float[Array, " depth"]) -> Array:
-    if model.moves_covariates:  # one prompt at a time compiles 7 times faster: see least_squares.jacobian
+    if model.moves_covariates:  # one prompt at a time compiles 7 times faster: see direct.jacobian
         axes = (quadratics.prompt_axes(),)
         residual = jax.vmap(lambda one: last_residual(model, one, active), axes, -1)(quadratics)
     else:
@@ -90,3 +91,34 @@ def make_block(parameters: Parameters, adam: Adam) -> Callable:
         return jax.tree.map(lambda a: a.reshape(runs, depths, *a.shape[1:]), found)
 
     return jax.jit(block)
+
+
+def run_adam(phase: Phase, adam: Adam, setting: Setting, state: State) -> State:
+    """Blocks of steps until there are enough."""
+    block = make_block(phase.parameters, adam)
+    vectors = jnp.asarray(state.vectors)
+    fresh = jax.vmap(jax.vmap(adam.optimiser().init))(vectors[..., phase.parameters.index])
+    leaves, structure = jax.tree.flatten(fresh)
+    if state.extra:
+        leaves = [jnp.asarray(state.extra[f"adam_{i}"], leaf.dtype) for i, leaf in enumerate(leaves)]
+    moments = jax.tree.unflatten(structure, leaves)
+    draw = jax.jit(jax.vmap(lambda source, key: setting.source.batch(source, key, adam.batch)))
+    while state.step * adam.resample < adam.steps:
+        batch = draw(setting.source.arrays, setting.keys(state.phase, state.step))
+        vectors, moments, losses = block(vectors, moments, setting.actives, batch)
+        losses = np.asarray(losses, np.float64)
+        if not (np.isfinite(losses).all() and bool(jnp.isfinite(vectors).all())):
+            raise setting.diverged(losses.sum(axis=-1), state, f"Adam step {state.step * adam.resample}")
+        record = {
+            "phase": phase.name,
+            "number": state.phase,
+            "level": 0,
+            "step": (state.step + 1) * adam.resample,
+            "prompts": adam.batch,
+            "log_loss": np.log(np.maximum(losses[..., -1], 1e-300)).tolist(),
+        }
+        extra = {f"adam_{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(moments))}
+        state = State(state.phase, 0, state.step + 1, np.asarray(vectors), extra, (*state.history, record))
+        if setting.watch:
+            setting.watch(state, record)
+    return state

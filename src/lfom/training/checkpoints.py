@@ -21,11 +21,12 @@ import safetensors.numpy
 
 from lfom.checks import InputError
 from lfom.training.configuration import Configuration
-from lfom.training.fitting import Fit, State
+from lfom.training.fitting import Fit
+from lfom.training.state import State
 from lfom.unroll import Method
 
 FORMAT = "lfom checkpoint"
-VERSION = 1
+VERSION = 2
 LICENCE = "CC0-1.0"
 LARGEST_HEADER = 100_000_000  # bytes: safetensors' own limit
 ANOTHER = "Pass a file that `lfom train` wrote."
@@ -212,6 +213,11 @@ def _facts(path: Path, header: dict[str, Any]) -> dict[str, Any]:
         raise InputError(
             f"{path} is a checkpoint of version {version}, and this lfom reads versions up to {VERSION}: it "
             f"was written by a newer lfom ({writer}). Install that one."
+        )
+    if version < VERSION:
+        raise InputError(
+            f"{path} is a checkpoint of version {version}, from before the first release, and this lfom reads "
+            f"version {VERSION}. Train the model again with `lfom train`."
         )
     return facts
 

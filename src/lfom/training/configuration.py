@@ -17,9 +17,11 @@ from lfom import checks
 from lfom.distributions import LinearRegression, haar_rotation
 from lfom.memformer import memformer
 from lfom.training.adam import Adam
-from lfom.training.fitting import LEAST_SQUARES_UP_TO, LeastSquares, Phase, plan
+from lfom.training.fitting import LEAST_SQUARES_UP_TO, plan
+from lfom.training.least_squares import LeastSquares
 from lfom.training.parameters import parameters
 from lfom.training.sources import stack
+from lfom.training.state import Phase
 from lfom.unroll import Method
 
 OPTIMISERS = {"least-squares": LeastSquares, "adam": Adam}

@@ -1,7 +1,9 @@
 """Scores on fresh prompts: every step of the trajectory, spread, tails, paired differences."""
 
+import dataclasses
 import itertools
 import math
+import os
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,9 +18,10 @@ from lfom.optimum import Optimum
 from lfom.problems import Quadratic
 from lfom.threads import in_threads
 from lfom.training.sources import number_of_runs
-from lfom.unroll import Algorithm, losses
+from lfom.unroll import Algorithm, Method, losses
 
 FLOOR = -60.0  # what the log of a loss that is zero to rounding is written as
+MOST_TEAMS = 4
 WORST = 1e-4  # the share of prompts called the worst
 
 
@@ -89,12 +92,68 @@ def log_floor(value: Any) -> np.ndarray:
     return np.where(value > math.exp(FLOOR), np.log(np.maximum(value, 1e-300)), FLOOR)
 
 
-def step_losses(method: Any, quadratics: Quadratic) -> Array:
+def step_losses(method: Any, quadratics: Quadratic, active: Array | None = None) -> Array:
     """Losses (steps, prompts) of an algorithm, or of an optimum (its start and its answer)."""
     if isinstance(method, Optimum):
         start = jnp.sum(jnp.broadcast_to(quadratics.target, quadratics.target.shape) ** 2, axis=0)
         return jnp.stack([start, method.losses(quadratics)])
-    return losses(method, quadratics)
+    return losses(method, quadratics, active)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Methods that differ only in their numbers and in how many layers they use: they run as one
+    batch, compiled once. Anything else is a group of its own."""
+
+    names: list[str]
+    layers: list[int]  # of each member
+    per_run: bool
+    arrays: Any  # of all members: an axis of members, after that of runs if there is one
+    static: Any  # the rest of a member with the most layers
+
+    def losses(self, arrays: Any, quadratics: Quadratic) -> list[tuple[Array, Array, Array]]:
+        """Per member: sums over prompts of the losses (steps,) and of their squares, the last losses."""
+
+        def one(arrays: Any, active: Array | None) -> tuple[Array, Array, Array]:
+            values = step_losses(eqx.combine(arrays, self.static), quadratics, active)
+            return jnp.sum(values, axis=1), jnp.sum(values**2, axis=1), values[-1]
+
+        if len(self.names) == 1:
+            return [one(jax.tree.map(lambda a: a[0], arrays), None)]
+        steps = range(max(self.layers))
+        active = jnp.asarray([[1.0 * (step < own) for step in steps] for own in self.layers])
+        total, square, last = jax.lax.map(lambda pair: one(*pair), (arrays, active))
+        return [(total[i, : own + 1], square[i, : own + 1], last[i]) for i, own in enumerate(self.layers)]
+
+
+def grouped(methods: dict[str, Any]) -> list[Group]:
+    """The methods in as few groups as they allow."""
+    members: dict[Any, list[tuple[str, Any]]] = {}
+    for name, method in methods.items():
+        inner = method.method if isinstance(method, PerRun) else method
+        if isinstance(inner, Method):
+            arrays, rest = eqx.partition(dataclasses.replace(inner, layers=0), eqx.is_array)
+            leaves, structure = jax.tree.flatten(arrays)
+            shapes = tuple((leaf.shape, str(leaf.dtype)) for leaf in leaves)
+            key: Any = (isinstance(method, PerRun), shapes, structure, tuple(jax.tree.leaves(rest)))
+        else:
+            key = name
+        members.setdefault(key, []).append((name, method))
+    return [_group(dict(pairs)) for pairs in members.values()]
+
+
+def _group(members: dict[str, Any]) -> Group:
+    methods = list(members.values())
+    per_run = isinstance(methods[0], PerRun)
+    inner = [method.method for method in methods] if per_run else methods
+    layers = [method.layers if isinstance(method, Method) else 0 for method in inner]
+    leaves = [jax.tree.leaves(eqx.filter(method, eqx.is_array)) for method in inner]
+    largest = inner[int(np.argmax(layers))]
+    arrays, static = eqx.partition(largest, eqx.is_array)
+    stacked = [jnp.stack(same, axis=int(per_run)) for same in zip(*leaves, strict=True)]
+    return Group(
+        list(members), layers, per_run, jax.tree.unflatten(jax.tree.structure(arrays), stacked), static
+    )
 
 
 def evaluate(
@@ -102,7 +161,7 @@ def evaluate(
     data: Any,
     *,
     prompts: int = 200_000,
-    chunk: int = 10_000,
+    chunk: int = 2_000,
     key: Array,
     progress: Progress | None = None,
 ) -> dict[str, Score]:
@@ -116,42 +175,55 @@ def evaluate(
     runs = number_of_runs(data)
     sources = data if runs else jax.tree.map(lambda x: x[None], data)
     runs = runs or 1
-    dynamic, static, varies = {}, {}, {}
-    for name, method in methods.items():
-        varies[name] = isinstance(method, PerRun)
-        inner = method.method if isinstance(method, PerRun) else method
-        dynamic[name], static[name] = eqx.partition(inner, eqx.is_array)
+    chunks = max(prompts // chunk, 1)
+    teams = _teams(grouped(methods), os.cpu_count() or 1)
+    finished = itertools.count(1)
 
+    def run_team(groups: list[Group]) -> dict[str, list[Any]]:
+        """All chunks, for some of the groups: every team draws the same prompts."""
+        program = _program(groups, chunk)
+        own = [group.arrays if group.per_run else None for group in groups]
+        common = [None if group.per_run else group.arrays for group in groups]
+        sums: dict[str, list[Any]] = {name: [] for group in groups for name in group.names}
+        for index in range(chunks):
+            keys = jax.random.split(jax.random.fold_in(key, index), runs)
+            found = jax.tree.map(np.asarray, program(sources, own, common, keys))
+            for group, parts in zip(groups, found, strict=True):
+                for name, part in zip(group.names, parts, strict=True):
+                    sums[name].append(part)
+            if progress:
+                done = next(finished) / (chunks * len(teams))
+                progress(done, f"{int(done * chunks) * chunk:,} of {chunks * chunk:,} prompts")
+        return sums
+
+    sums = {name: parts for team in in_threads(run_team, teams) for name, parts in team.items()}
+    return {name: _score(name, sums[name], chunks * chunk) for name in methods}
+
+
+def _teams(groups: list[Group], cores: int) -> list[list[Group]]:
+    """Groups shared out over cores, the largest first: each team is compiled and run on its own, since
+    both keep only one core busy."""
+    size = {id(group): max(1, *group.layers) for group in groups}
+    teams: list[list[Group]] = [[] for _ in range(min(cores, len(groups), MOST_TEAMS))]
+    for group in sorted(groups, key=lambda group: -size[id(group)]):
+        min(teams, key=lambda team: sum(size[id(member)] for member in team)).append(group)
+    return teams
+
+
+def _program(groups: list[Group], chunk: int) -> Any:
     @jax.jit
-    def score(sources: Any, stacked: Any, common: Any, keys: Array) -> Any:
+    def score(sources: Any, own: Any, common: Any, keys: Array) -> Any:
         def one_run(args: Any) -> Any:
             source, own, key = args
             quadratics = source.quadratics(key, chunk)
-            found = {}
-            for name in methods:
-                arrays = own[name] if varies[name] else common[name]
-                values = step_losses(eqx.combine(arrays, static[name]), quadratics)
-                found[name] = (jnp.sum(values, axis=1), jnp.sum(values**2, axis=1), values[-1])
-            return found
+            return [
+                group.losses(own[i] if group.per_run else common[i], quadratics)
+                for i, group in enumerate(groups)
+            ]
 
-        return jax.lax.map(one_run, (sources, stacked, keys))
+        return jax.lax.map(one_run, (sources, own, keys))
 
-    stacked = {name: d for name, d in dynamic.items() if varies[name]}
-    common = {name: d for name, d in dynamic.items() if not varies[name]}
-    chunks = max(prompts // chunk, 1)
-
-    def one_chunk(index: int) -> dict[str, Any]:
-        keys = jax.random.split(jax.random.fold_in(key, index), runs)
-        return jax.tree.map(np.asarray, score(sources, stacked, common, keys))
-
-    sums: dict[str, list[Any]] = {name: [] for name in methods}
-    # The first chunk compiles; the others run two at a time, since a chunk keeps one core busy.
-    for index, found in enumerate(itertools.chain([one_chunk(0)], in_threads(one_chunk, range(1, chunks)))):
-        for name, part in found.items():
-            sums[name].append(part)
-        if progress:
-            progress((index + 1) / chunks, f"{(index + 1) * chunk:,} of {chunks * chunk:,} prompts")
-    return {name: _score(name, parts, chunks * chunk) for name, parts in sums.items()}
+    return score
 
 
 def _score(name: str, parts: list[Any], prompts: int) -> Score:

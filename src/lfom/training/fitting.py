@@ -8,8 +8,8 @@ prompts; neither the covariance nor the optimum is used.
 """
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -20,9 +20,9 @@ from jax import Array
 from lfom import checks
 from lfom.checks import InputError
 from lfom.distributions import LinearRegression
-from lfom.training.adam import Adam, make_block
+from lfom.training.adam import Adam, run_adam
 from lfom.training.evaluation import PerRun
-from lfom.training.least_squares import CAREFUL, DAMPING, damped_steps, make_passes
+from lfom.training.least_squares import LeastSquares, run_least_squares
 from lfom.training.parameters import (
     KINDS,
     Parameters,
@@ -33,49 +33,11 @@ from lfom.training.parameters import (
     start_scales,
     truncate,
 )
-from lfom.training.sources import Fixed, Fresh, sources
+from lfom.training.sources import sources
+from lfom.training.state import Phase, Setting, State, Tick, Watch
 from lfom.unroll import Algorithm
 
 LEAST_SQUARES_UP_TO = 1_500  # parameters: beyond this J^T J is too large, and Adam is used
-SLICE = 25  # chunks per compiled call, so that progress shows and Ctrl-C is heard
-
-
-@dataclass(frozen=True)
-class LeastSquares:
-    """How least squares spends its prompts.
-
-    first: prompts of a pass in the beginning. last: prompts of the final passes; None lets it
-    grow with depth. passes: the most passes at the beginning, and at the end. gain: a relative
-    gain below this ends a level. hold_out: of a fixed set, the share that judges steps; 0 judges
-    them on the set itself, which fits these prompts and not their distribution. every_matrix:
-    whether every A_l is freed after the phase with one matrix; None frees them unless prompts are
-    drawn from LinearRegression, where by Appendix D one matrix is enough.
-    """
-
-    first: int = 2_000
-    last: int | None = None
-    passes: tuple[int, int] = (30, 3)
-    gain: float = 3e-3
-    hold_out: float = 0.2
-    chunk: int = 2_000
-    every_matrix: bool | None = None
-
-    def levels(self, depth: int) -> tuple[int, int]:
-        """Prompts of a pass at the beginning and at the end."""
-        last = self.last if self.last is not None else int(25_000 * max(1.0, (depth / 4) ** 3))
-        return min(self.first, last), last
-
-
-@dataclass(frozen=True)
-class State:
-    """Where a fit stands: all that is needed to go on, bit for bit."""
-
-    phase: int
-    level: int
-    step: int  # passes or blocks done in this phase
-    vectors: np.ndarray  # (runs, depths, all) every number of every model
-    extra: dict[str, np.ndarray] = field(default_factory=dict)
-    history: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -109,23 +71,6 @@ class Fit:
         return truncate(parameters(self.template).build(jnp.asarray(vector)), depth)
 
 
-@dataclass(frozen=True)
-class Phase:
-    """One part of a fit: what is trained, in which parametrisation, and how."""
-
-    name: str
-    parameters: Parameters
-    optimiser: LeastSquares | Adam | None  # None: only a change of parametrisation
-    careful: bool = False
-
-
-class Diverged(FloatingPointError):
-    """The loss is no longer finite."""
-
-
-Watch = Callable[[State, dict[str, Any]], None]
-
-
 def fit(
     model: Algorithm,
     data: Any,
@@ -136,6 +81,7 @@ def fit(
     optimiser: LeastSquares | Adam | None = None,
     start: str = "data",
     watch: Watch | None = None,
+    tick: Tick | None = None,
     resume: State | None = None,
 ) -> Fit:
     """Train `model` on `data`, for every run in it and every depth at once.
@@ -149,7 +95,8 @@ def fit(
     optimiser: LeastSquares or Adam; by default least squares where the parameters are few.
     start: "data" starts least squares from the scale of a few prompts, "model" from the model's
     own numbers. Adam always starts from the model.
-    watch: called after every pass with the state and a record of it. resume: such a state.
+    watch: called after every pass with the state and a record of it. tick: called inside a pass with
+    the part of it that is done. resume: a state that watch was given.
 
     >>> from lfom import LinearRegression, fit, memformer
     >>> data = LinearRegression([1.0, 0.5], context=8)
@@ -165,16 +112,16 @@ def fit(
     least_squares = optimiser if isinstance(optimiser, LeastSquares) else LeastSquares()
     source = sources(data, chunk=least_squares.chunk, hold_out=least_squares.hold_out)
     phases = plan(model, train, optimiser, start, data)
-    setting = _Setting(source, wanted, model.depth, key, watch)
+    setting = Setting(source, wanted, model.depth, key, watch, tick)
     state = resume
     if state is None:
         state = State(0, 0, 0, _initial(model, phases[0].parameters, setting, optimiser, start))
     for index in range(state.phase, len(phases)):
         phase = phases[index]
         if isinstance(phase.optimiser, Adam):
-            state = _adam(phase, phase.optimiser, setting, state)
+            state = run_adam(phase, phase.optimiser, setting, state)
         elif phase.optimiser is not None:
-            state = _least_squares(phase, phase.optimiser, setting, state)
+            state = run_least_squares(phase, phase.optimiser, setting, state)
         if index + 1 < len(phases):
             vectors = _convert(phase.parameters, phases[index + 1].parameters, state.vectors)
             state = State(index + 1, 0, 0, vectors, {}, state.history)
@@ -210,147 +157,6 @@ def plan(
     return phases
 
 
-@dataclass(frozen=True)
-class _Setting:
-    """What stays the same throughout a fit."""
-
-    source: Fresh | Fixed
-    depths: tuple[int, ...]
-    depth: int
-    key: Array
-    watch: Watch | None
-
-    @property
-    def actives(self) -> Array:
-        return jnp.asarray([[1.0 * (layer < depth) for layer in range(self.depth)] for depth in self.depths])
-
-    def keys(self, phase: int, step: int) -> Array:
-        """One key per run for a pass: a pure function of where the fit stands."""
-        return jax.random.split(
-            jax.random.fold_in(jax.random.fold_in(self.key, phase), step), self.source.runs
-        )
-
-    def sum_over(
-        self, program: Callable, vectors: np.ndarray, keys: Array, chunks: range
-    ) -> list[np.ndarray]:
-        """A compiled pass in slices, added up in float64."""
-        total: list[np.ndarray] | None = None
-        sent = jnp.asarray(vectors, jnp.float32 if not jax.config.jax_enable_x64 else None)  # type: ignore[attr-defined]
-        for first in range(chunks.start, chunks.stop, SLICE):
-            last = min(first + SLICE, chunks.stop)
-            parts = program(
-                sent, self.actives, self.source.arrays, keys, jnp.asarray(first), jnp.asarray(last)
-            )
-            arrays = [np.asarray(part, np.float64) for part in parts]
-            total = arrays if total is None else [a + b for a, b in zip(total, arrays, strict=True)]
-        assert total is not None
-        return total
-
-
-def _least_squares(phase: Phase, options: LeastSquares, setting: _Setting, state: State) -> State:
-    accumulate, score = make_passes(phase.parameters, setting.source.draw)
-    fixed = isinstance(setting.source, Fixed)
-    levels = options.levels(max(setting.depths))
-    levels = (levels[1],) if phase.careful or fixed else levels  # type: ignore[assignment]
-    damping = CAREFUL if phase.careful else DAMPING
-    while state.level < len(levels):
-        done = sum(1 for row in state.history if row["phase"] == phase.name and row["level"] == state.level)
-        most = options.passes[0] if (state.level == 0 and not phase.careful) else options.passes[1]
-        training, judging, judged = setting.source.ranges(levels[state.level])
-        keys = setting.keys(state.phase, state.step)
-        normal, slope, _ = setting.sum_over(accumulate, state.vectors, keys, training)
-        last = state.level == len(levels) - 1 and not fixed
-        if last and state.extra:  # the last passes are added up: together they are one larger sample
-            normal, slope = normal + state.extra["normal"], slope + state.extra["slope"]
-        steps = damped_steps(normal, slope, damping) if np.isfinite(normal).all() else None
-        candidates = np.repeat(state.vectors[..., None, :], 1 + len(damping), axis=-2)
-        if steps is not None:
-            candidates[..., phase.parameters.index] += steps
-        total, gain, square = setting.sum_over(score, candidates, keys, judging)
-        if not np.isfinite(total[..., 0]).all() or steps is None:
-            raise _diverged(total[..., 0], state, setting, f"pass {state.step}")
-        best, relative = _best(total, gain, square, judged, cautious=phase.careful)
-        vectors = np.take_along_axis(candidates, best[..., None, None], axis=-2)[..., 0, :]
-        moved = (vectors - state.vectors)[..., phase.parameters.index]
-        kept = {"normal": normal, "slope": slope + np.einsum("...pq,...q->...p", normal, moved)}
-        loss = np.take_along_axis(total, best[..., None], axis=-1)[..., 0] / judged
-        gains = bool((relative >= options.gain).any()) or (last and not phase.careful)
-        finished = not gains or done + 1 >= most
-        record = {
-            "phase": phase.name,
-            "level": state.level,
-            "step": state.step,
-            "prompts": len(training) * setting.source.chunk,
-            "log_loss": np.log(np.maximum(loss, 1e-300)).tolist(),
-        }
-        state = State(
-            state.phase,
-            state.level + finished,
-            state.step + 1,
-            vectors,
-            kept if last else {},
-            (*state.history, record),
-        )
-        if setting.watch:
-            setting.watch(state, record)
-    return state
-
-
-def _best(
-    total: np.ndarray, gain: np.ndarray, square: np.ndarray, judged: int, *, cautious: bool
-) -> tuple[np.ndarray, np.ndarray]:
-    """The best candidate of each model, and its relative gain if that is above two standard
-    errors, else 0; if cautious, a step is only taken where it is."""
-    tame = np.isfinite(total) & np.isfinite(gain) & np.isfinite(square)
-    mean = np.where(tame, gain, -1.0) / judged
-    error = np.sqrt(np.maximum(np.where(tame, square, 1.0) / judged - mean**2, 0) / judged)
-    sure = mean > 2 * error
-    worth = np.where(tame & (sure if cautious else mean > 0), mean, 0.0)
-    best = worth.argmax(axis=-1)
-    won = np.take_along_axis(np.where(sure, worth, 0.0), best[..., None], axis=-1)[..., 0]
-    return best, won / np.maximum(total[..., 0] / judged, 1e-300)
-
-
-def _adam(phase: Phase, adam: Adam, setting: _Setting, state: State) -> State:
-    block = make_block(phase.parameters, adam)
-    vectors = jnp.asarray(state.vectors)
-    fresh = jax.vmap(jax.vmap(adam.optimiser().init))(vectors[..., phase.parameters.index])
-    leaves, structure = jax.tree.flatten(fresh)
-    if state.extra:
-        leaves = [jnp.asarray(state.extra[f"adam_{i}"], leaf.dtype) for i, leaf in enumerate(leaves)]
-    moments = jax.tree.unflatten(structure, leaves)
-    draw = jax.jit(jax.vmap(lambda source, key: setting.source.batch(source, key, adam.batch)))
-    while state.step * adam.resample < adam.steps:
-        batch = draw(setting.source.arrays, setting.keys(state.phase, state.step))
-        vectors, moments, losses = block(vectors, moments, setting.actives, batch)
-        losses = np.asarray(losses, np.float64)
-        if not (np.isfinite(losses).all() and bool(jnp.isfinite(vectors).all())):
-            raise _diverged(losses.sum(axis=-1), state, setting, f"Adam step {state.step * adam.resample}")
-        record = {
-            "phase": phase.name,
-            "level": 0,
-            "step": (state.step + 1) * adam.resample,
-            "prompts": adam.batch,
-            "log_loss": np.log(np.maximum(losses[..., -1], 1e-300)).tolist(),
-        }
-        extra = {f"adam_{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(moments))}
-        state = State(state.phase, 0, state.step + 1, np.asarray(vectors), extra, (*state.history, record))
-        if setting.watch:
-            setting.watch(state, record)
-    return state
-
-
-def _diverged(loss: np.ndarray, state: State, setting: _Setting, step: str) -> Diverged:
-    bad = np.argwhere(~np.isfinite(loss))
-    run, depth = bad[0] if len(bad) else (0, 0)
-    norm = float(np.linalg.norm(state.vectors[run, depth]))
-    return Diverged(
-        f"the loss is not finite after {step} in run {run} at depth {setting.depths[depth]}; the "
-        f"norm of its parameters is {norm:.3g}. The last good state is kept. Lower the learning rate, or "
-        "check the prompts for values that are too large."
-    )
-
-
 def _depths(model: Algorithm, depths: Sequence[int] | None) -> tuple[int, ...]:
     if depths is None:
         return (model.depth,)
@@ -375,19 +181,14 @@ def _groups_of(train: Any) -> list[tuple[str, ...]]:
     return [(item,) if isinstance(item, str) else tuple(item) for item in items]
 
 
-def _initial(
-    model: Algorithm, first: Parameters, setting: _Setting, optimiser: Any, start: str
-) -> np.ndarray:
+def _initial(model: Algorithm, first: Parameters, setting: Setting, optimiser: Any, start: str) -> np.ndarray:
     """The starting vectors (runs, depths, all)."""
     runs = setting.source.runs
     if isinstance(optimiser, Adam) or start == "model":
         vector = np.asarray(first.vector(model))
         return np.broadcast_to(vector, (runs, len(setting.depths), vector.size)).copy()
-    pilot = jax.jit(jax.vmap(lambda source, key: setting.source.draw(source, key, jnp.asarray(0))))
-    quadratics = pilot(setting.source.arrays, setting.keys(1_000, 0))
-    trace = np.einsum("riip->rp", np.asarray(quadratics.gram, np.float64))
-    mean = trace.sum(axis=1) / np.maximum((trace > 0).sum(axis=1), 1)
-    size = quadratics.gram.shape[1] / mean  # one over the mean eigenvalue
+    mean_gram = setting.pilot.mean_gram
+    size = mean_gram.shape[1] / np.einsum("rii->r", mean_gram)  # one over the mean eigenvalue
     jitter = np.asarray(jax.random.uniform(jax.random.fold_in(setting.key, 7), (runs, setting.depth)))
     rows = []
     for run in range(runs):

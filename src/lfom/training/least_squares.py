@@ -3,145 +3,168 @@
 The loss is a mean of |residual|^2 over prompts, the residual k numbers per prompt, the
 parameters few. A pass over fresh prompts accumulates J^T J and J^T r; a handful of damped
 steps is tried on other fresh prompts, and the best is taken, or none: so no step is judged on
-prompts that it was fitted to. Prompts are drawn in chunks inside the compiled loop, so memory
-does not grow with their number. Runs and depths are batch axes.
+prompts that it was fitted to. Few prompts first and many last. Prompts are drawn in chunks inside
+compiled loops, so memory does not grow with their number. Runs and depths are batch axes.
 """
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jaxtyping import Float
 
-from lfom.problems import Quadratic
-from lfom.training.parameters import Parameters
-from lfom.unroll import last_residual
+from lfom.training.direct import Direct
+from lfom.training.krylov import Krylov, has_krylov_view
+from lfom.training.sources import Fixed
+from lfom.training.state import Phase, Setting, State
 
 DAMPING = (1e-6, 1e-3, 1e-2, 1e-1, 1.0)  # steps tried, relative to diag(J^T J)
 CAREFUL = (1e-1, 1.0, 10.0, 100.0)  # when many parameters are freed at once: shrink towards where we are
-
-Draw = Callable[[Any, Array, Array], Quadratic]  # (source, key, number of the chunk) -> prompts
-
-
-def jacobian(
-    parameters: Parameters,
-    vector: Float[Array, " all"],
-    quadratics: Quadratic,
-    active: Float[Array, " depth"],
-) -> tuple[Float[Array, "k prompts"], Float[Array, "k p prompts"]]:
-    """Residuals and their derivative in every trained number, prompt by prompt.
-
-    The parameters are given a trailing prompt axis, so that one reverse pass per residual
-    returns the derivatives of all prompts at once, in the layout that the loop is fast in.
-    """
-    prompts = quadratics.moment.shape[-1]
-    trained = vector[parameters.index]
-    if parameters.template.moves_covariates:
-        # GD++ multiplies matrices: one prompt at a time under vmap measured 4 times faster.
-        def derivative(one: Quadratic) -> tuple[Array, Array]:
-            def residual_and_itself(numbers: Array) -> tuple[Array, Array]:
-                residual = last_residual(parameters.assemble(vector, numbers), one, active)
-                return residual, residual
-
-            slopes, residual = jax.jacrev(residual_and_itself, has_aux=True)(trained)
-            return residual, slopes
-
-        return jax.vmap(derivative, in_axes=(quadratics.prompt_axes(),), out_axes=-1)(quadratics)
-
-    def residual_of(spread: Array) -> Array:
-        return last_residual(parameters.assemble(vector, spread), quadratics, active)
-
-    residual, pull = jax.vjp(residual_of, jnp.broadcast_to(trained[:, None], (trained.size, prompts)))
-    units = jnp.eye(residual.shape[0], dtype=residual.dtype)
-    # One reverse pass per residual, in a loop: under vmap the prompts would not stay last, and
-    # written out it compiles for longer than it saves.
-    rows = jax.lax.map(lambda unit: pull(jnp.broadcast_to(unit[:, None], residual.shape))[0], units)
-    return residual, rows
+SLICE = 10  # chunks per compiled call, so that progress shows and Ctrl-C is heard
 
 
-def normal_equations(
-    parameters: Parameters,
-    vector: Float[Array, " all"],
-    quadratics: Quadratic,
-    active: Float[Array, " depth"],
-) -> tuple[Array, Array, Array]:
-    """Sums over prompts of J^T J (p, p), J^T r (p,) and |r|^2."""
-    residual, J = jacobian(parameters, vector, quadratics, active)
-    return (
-        jnp.einsum("kpn,kqn->pq", J, J),
-        jnp.einsum("kpn,kn->p", J, residual),
-        jnp.sum(residual**2),
-    )
+@dataclass(frozen=True)
+class LeastSquares:
+    """How least squares spends its prompts.
 
-
-def make_passes(parameters: Parameters, draw: Draw) -> tuple[Callable, Callable]:
-    """The two compiled programs of a fit, over the chunks first .. last-1 of every run.
-
-    accumulate(vectors (runs, depths, all), actives (depths, L), sources, keys, first, last):
-    the normal equations. score(candidates (runs, depths, c, all), ...): for each candidate the
-    sums of its loss, of its difference to the first candidate, and of that squared.
+    first: prompts of a pass in the beginning. last: prompts of the final passes; None lets both
+    grow with depth. passes: the most passes at the beginning, and at the end. gain: a relative
+    gain below this ends a level. hold_out: of a fixed set, the share that judges steps; 0 judges
+    them on the set itself, which fits these prompts and not their distribution. every_matrix:
+    whether every A_l is freed after the phase with one matrix; None frees them unless prompts are
+    drawn from LinearRegression, where by Appendix D one matrix is enough.
     """
 
-    def over_chunks(one_model: Callable, shapes: Any, actives: Array, first: Array, last: Array) -> Callable:
-        """Sum one_model(vector, active, quadratics) over chunks, for all depths of one run."""
+    first: int | None = None
+    last: int | None = None
+    passes: tuple[int, int] = (30, 3)
+    gain: float = 3e-3
+    hold_out: float = 0.2
+    chunk: int = 2_000
+    every_matrix: bool | None = None
 
-        def one_run(args: Any) -> Any:
-            vectors, source, key = args
+    def levels(self, model: Any, depth: int, d: int) -> tuple[int, int]:
+        """Prompts of a pass at the beginning and at the end. Tails get heavier with depth, so more
+        prompts are needed; they are cheap in the Krylov view."""
+        deeper = max(1.0, depth / 4)
+        if has_krylov_view(model):
+            first, last = 5_000 * deeper**2.5, 60_000 * deeper**4 * min(1.0, 5 / d)
+        else:
+            first, last = 2_000, 25_000 * deeper**3
+        last = int(last) if self.last is None else self.last
+        return min(int(first) if self.first is None else self.first, last), last
 
-            def chunk_sum(chunk: Array) -> Any:
-                quadratics = draw(source, key, chunk)
-                return jax.lax.map(lambda va: one_model(va[0], va[1], quadratics), (vectors, actives))
 
-            zero = tuple(jnp.zeros((len(actives), *shape), vectors.dtype) for shape in shapes)
-            return jax.lax.fori_loop(
-                first, last, lambda chunk, total: jax.tree.map(jnp.add, total, chunk_sum(chunk)), zero
-            )
+class Passes(Protocol):
+    """Passes over prompts in some coordinates of the models: `Direct` for all, `Krylov` where it exists."""
 
-        return one_run
+    def prepare(self, vectors: np.ndarray, keys: Array, tried: int) -> None:
+        """Compile what will be run, for this many candidates."""
 
-    @jax.jit
-    def accumulate(
-        vectors: Array, actives: Array, sources: Any, keys: Array, first: Array, last: Array
-    ) -> Any:
-        p = parameters.size
+    def coordinates(self, vectors: np.ndarray) -> np.ndarray:
+        """Where models stand, (runs, depths, p)."""
 
-        def one_model(vector: Array, active: Array, quadratics: Quadratic) -> Any:
-            return normal_equations(parameters, vector, quadratics, active)
+    def equations(self, vectors: np.ndarray, keys: Array, first: Array, last: Array) -> tuple[Array, ...]:
+        """J^T J and J^T r in these coordinates over the chunks first .. last-1."""
 
-        return jax.lax.map(
-            over_chunks(one_model, ((p, p), (p,), ()), actives, first, last), (vectors, sources, keys)
+    def candidates(
+        self, vectors: np.ndarray, normal: np.ndarray, slope: np.ndarray, damping: tuple[float, ...]
+    ) -> np.ndarray:
+        """Models to try (runs, depths, 1 + dampings, all): the present one first."""
+
+    def score(self, candidates: np.ndarray, keys: Array, first: Array, last: Array) -> tuple[Array, ...]:
+        """For each candidate the sums of its loss, of its gain over the first, and of that squared."""
+
+
+def run_least_squares(phase: Phase, options: LeastSquares, setting: Setting, state: State) -> State:
+    """Passes until the last level is done."""
+    view = Krylov if has_krylov_view(phase.parameters.template) else Direct
+    passes: Passes = view(phase.parameters, setting)
+    fixed = isinstance(setting.source, Fixed)
+    levels = options.levels(phase.parameters.template, max(setting.depths), setting.pilot.mean_gram.shape[-1])
+    levels = (levels[1],) if phase.careful or fixed else levels  # type: ignore[assignment]
+    damping = CAREFUL if phase.careful else DAMPING
+    if state.level < len(levels):
+        passes.prepare(state.vectors, setting.keys(state.phase, state.step), len(damping))
+    while state.level < len(levels):
+        here = (state.phase, state.level)
+        done = sum(1 for row in state.history if (row["number"], row["level"]) == here)
+        most = options.passes[0] if (state.level == 0 and not phase.careful) else options.passes[1]
+        training, judging, judged = setting.source.ranges(levels[state.level])
+        keys = setting.keys(state.phase, state.step)
+        normal, slope = _total(
+            lambda *span, v=state.vectors: passes.equations(v, keys, *span), training, setting, (0, 0.7)
         )
-
-    @jax.jit
-    def score(candidates: Array, actives: Array, sources: Any, keys: Array, first: Array, last: Array) -> Any:
-        c = candidates.shape[2]
-
-        def one_model(vectors: Array, active: Array, quadratics: Quadratic) -> Any:
-            def losses(vector: Array) -> Array:
-                return jnp.sum(last_residual(parameters.build(vector), quadratics, active) ** 2, axis=0)
-
-            values = jax.lax.map(losses, vectors)
-            gain = values[:1] - values
-            return jnp.sum(values, axis=-1), jnp.sum(gain, axis=-1), jnp.sum(gain**2, axis=-1)
-
-        return jax.lax.map(
-            over_chunks(one_model, ((c,),) * 3, actives, first, last), (candidates, sources, keys)
+        last = state.level == len(levels) - 1 and not fixed
+        if last and state.extra:  # the last passes are added up: together they are one larger sample
+            normal, slope = normal + state.extra["normal"], slope + state.extra["slope"]
+        if not (np.isfinite(normal).all() and np.isfinite(slope).all()):
+            raise setting.diverged(slope.sum(axis=-1), state, f"pass {state.step}")
+        candidates = passes.candidates(state.vectors, normal, slope, damping)
+        total, gain, square = _total(
+            lambda *span, c=candidates: passes.score(c, keys, *span), judging, setting, (0.7, 1)
         )
+        if not np.isfinite(total[..., 0]).all():
+            raise setting.diverged(total[..., 0], state, f"pass {state.step}")
+        best, relative = _best(total, gain, square, judged, cautious=phase.careful)
+        vectors = np.take_along_axis(candidates, best[..., None, None], axis=-2)[..., 0, :]
+        moved = passes.coordinates(vectors) - passes.coordinates(state.vectors)
+        kept = {"normal": normal, "slope": slope + np.einsum("...pq,...q->...p", normal, moved)}
+        loss = np.take_along_axis(total, best[..., None], axis=-1)[..., 0] / judged
+        gains = bool((relative >= options.gain).any()) or (last and not phase.careful)
+        finished = not gains or done + 1 >= most
+        record = {
+            "phase": phase.name,
+            "number": state.phase,
+            "level": state.level,
+            "step": state.step,
+            "prompts": len(training) * setting.source.chunk,
+            "log_loss": np.log(np.maximum(loss, 1e-300)).tolist(),
+        }
+        state = State(
+            state.phase,
+            state.level + finished,
+            state.step + 1,
+            vectors,
+            kept if last else {},
+            (*state.history, record),
+        )
+        if setting.watch:
+            setting.watch(state, record)
+    return state
 
-    return accumulate, score
+
+def _total(
+    program: Callable[[Array, Array], tuple[Array, ...]],
+    chunks: range,
+    setting: Setting,
+    part: tuple[float, float],
+) -> list[np.ndarray]:
+    """program(first, last) over all chunks in slices, added up in float64. `part`: which part of the
+    pass this is, for the bar."""
+    total: list[np.ndarray] | None = None
+    for first in range(chunks.start, chunks.stop, SLICE):
+        last = min(first + SLICE, chunks.stop)
+        arrays = [np.asarray(a, np.float64) for a in program(jnp.asarray(first), jnp.asarray(last))]
+        total = arrays if total is None else [a + b for a, b in zip(total, arrays, strict=True)]
+        if setting.tick:
+            setting.tick(part[0] + (part[1] - part[0]) * (last - chunks.start) / len(chunks))
+    assert total is not None
+    return total
 
 
-def damped_steps(normal: np.ndarray, slope: np.ndarray, damping: tuple[float, ...]) -> np.ndarray:
-    """Candidate steps (runs, depths, 1 + c, p): none at all first, then one per damping."""
-    *batch, p = slope.shape
-    diagonal = np.einsum("...ii->...i", normal)
-    scale = np.sqrt(np.where(diagonal > 0, diagonal, 1.0))
-    unit = normal / scale[..., :, None] / scale[..., None, :]
-    steps = [np.zeros((*batch, p))]
-    for value in damping:
-        system = unit + value * np.eye(p)
-        steps.append(-np.linalg.solve(system, (slope / scale)[..., None])[..., 0] / scale)
-    return np.stack(steps, axis=-2)
+def _best(
+    total: np.ndarray, gain: np.ndarray, square: np.ndarray, judged: int, *, cautious: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """The best candidate of each model, and its relative gain if that is above two standard
+    errors, else 0; if cautious, a step is only taken where it is."""
+    tame = np.isfinite(total) & np.isfinite(gain) & np.isfinite(square)
+    mean = np.where(tame, gain, -1.0) / judged
+    error = np.sqrt(np.maximum(np.where(tame, square, 1.0) / judged - mean**2, 0) / judged)
+    sure = mean > 2 * error
+    worth = np.where(tame & (sure if cautious else mean > 0), mean, 0.0)
+    best = worth.argmax(axis=-1)
+    won = np.take_along_axis(np.where(sure, worth, 0.0), best[..., None], axis=-1)[..., 0]
+    return best, won / np.maximum(total[..., 0] / judged, 1e-300)

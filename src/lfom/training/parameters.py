@@ -20,7 +20,7 @@ from lfom import checks
 from lfom.coefficients import Pair
 from lfom.memories import Bank, Forget, Register
 from lfom.preconditioners import Full, Identity, Scaled, Shared
-from lfom.readers import Gradient, Heads, Reader
+from lfom.readers import Gradient, Heads, Normalised, Reader
 from lfom.unroll import Algorithm, Method, Mixture
 
 KINDS = ("A", "B", "coefficients", "gates")
@@ -148,6 +148,8 @@ def readers_of(reader: Reader, beside: Any) -> list[tuple[Gradient, Any]]:
     if isinstance(reader, Heads):
         pairs = zip(reader.readers, beside.readers, strict=True)
         return [found for inner, other in pairs for found in readers_of(inner, other)]
+    if isinstance(reader, Normalised):
+        return readers_of(reader.reader, beside.reader)
     if not isinstance(reader, Gradient):
         raise checks.InputError(
             f"{type(reader).__name__} cannot be trained: training runs in the iterate view, which "

@@ -1,0 +1,346 @@
+"""Normal equations in Krylov coordinates: the fast view of models with one matrix.
+
+With A_l = a_l M and coefficients that are numbers, whatever the memory, the answer of a model is
+
+    w = c_0 v_0 + ... + c_{L-1} v_{L-1},     v_k = T_k(2 M G / h - 1) M b,
+
+T_k the Chebyshev polynomials on the eigenvalues (0, h) that were seen (plain powers would be too
+ill-conditioned). So its loss depends on M and on c only: one compiled program serves every such
+model, and the loss is exactly quadratic in c. How c follows from a model's own numbers is found
+by running the model itself on a problem of L unknowns (`coefficients_of`).
+
+The derivative in M is a sum of outer products. With the rows V_k = d residual / d v_k, which a
+backward recurrence gives for all residuals at once, d residual_a / d M_bc = sum_k V_k[a,b] u_k[c]
+where v_k = M u_k.
+"""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Float
+
+from lfom.arrays import matmat, matvec, transpose
+from lfom.coefficients import Pair, Scalar
+from lfom.memories import Bank, Forget, Register
+from lfom.preconditioners import Scaled, Shared
+from lfom.problems import Quadratic
+from lfom.readers import Gradient
+from lfom.threads import in_threads
+from lfom.training.parameters import Parameters
+from lfom.training.state import Setting
+from lfom.unroll import Method, unroll
+
+WIDER = 1.5  # h over the mean largest eigenvalue
+FLOOR = 1e-8  # of the metric in c, relative: sums in float32 are not better than this
+MOST = 5  # dampings tried at once
+INNER = 40  # steps that fit a model's own numbers to the coefficients it should have
+
+
+def has_krylov_view(model: Any) -> bool:
+    """Whether the model's answers are polynomials in M G with shared coefficients."""
+    if not isinstance(model, Method) or not isinstance(model.reader, Gradient):
+        return False
+    reader, memory = model.reader, model.memory
+    plain = isinstance(memory, Forget | Register) or (
+        isinstance(memory, Bank) and isinstance(memory.gamma, Scalar | Pair)
+    )
+    return plain and reader.B is None and isinstance(reader.A, Scaled | Shared)
+
+
+def shift_matrix(depth: int, h: Float[Array, ""]) -> Float[Array, "depth depth"]:
+    """What M G does to the coordinates of w: t T_k = h/2 (T_k + (T_{k+1} + T_{k-1}) / 2)."""
+    matrix = np.eye(depth) + 0.5 * (np.eye(depth, k=1) + np.eye(depth, k=-1))
+    if depth > 1:
+        matrix[1, 0] = 1.0  # t T_0 = h/2 (T_0 + T_1)
+    return h / 2 * jnp.asarray(matrix)
+
+
+def coefficients_of(
+    model: Method, h: Float[Array, ""], active: Float[Array, " depth"]
+) -> Float[Array, " depth"]:
+    """c of the answer: the model itself, run on a problem whose "Gram matrix" is the shift."""
+    assert isinstance(model.reader, Gradient)
+    depth, A = model.depth, model.reader.A
+    assert isinstance(A, Scaled | Shared)
+    scalar = eqx.tree_at(lambda m: m.reader, model, Gradient(Scaled(A.scale)))
+    moment = jnp.zeros(depth, A.scale.dtype).at[0].set(1)
+    shift = shift_matrix(depth, h).astype(A.scale.dtype)
+    problem = Quadratic(shift, moment, jnp.eye(depth, dtype=A.scale.dtype), moment)
+    return unroll(scalar, problem, active)[-1]
+
+
+def basis(q: Quadratic, M: Float[Array, "d d"], depth: int, h: Array) -> Float[Array, "depth d prompts"]:
+    """u_k for k < depth, with v_k = M u_k: u_{k+1} = s_k (2/h G v_k - u_k) - t_k u_{k-1}."""
+
+    def step(carry: tuple[Array, Array], factors: Array) -> tuple[tuple[Array, Array], Array]:
+        u, before = carry
+        after = factors[0] * ((2 / h) * matvec(q.gram, M @ u) - u) - factors[1] * before
+        return (after, u), u
+
+    start = (q.moment, jnp.zeros_like(q.moment))
+    return jax.lax.scan(step, start, _factors(depth, M.dtype))[1]
+
+
+def _factors(depth: int, dtype: Any) -> Array:
+    """(s_k, t_k): (1, 0) for the first step of the recurrence, then (2, 1)."""
+    return jnp.asarray([[1, 0], *[[2, 1]] * (depth - 1)], dtype)
+
+
+def jacobian(
+    q: Quadratic, M: Float[Array, "d d"], c: Float[Array, " depth"], h: Array
+) -> tuple[Float[Array, "k prompts"], Float[Array, "p k prompts"]]:
+    """Residuals, and their derivatives in every entry of M (as if it were not symmetric) and in c.
+
+    Products with M are ordinary matrix products, all residuals and prompts side by side; those with
+    G are written out over prompts. Scans keep the compiler from computing anything twice.
+    """
+    u = basis(q, M, c.shape[0], h)
+    depth, d, prompts = u.shape
+    k = q.probe.shape[0]
+    v = jnp.moveaxis((M @ jnp.moveaxis(u, 1, 0).reshape(d, -1)).reshape(d, depth, prompts), 0, 1)
+    seen = jnp.stack([matvec(q.probe, v_k) for v_k in v])  # (depth, k, prompts)
+    residual = jnp.tensordot(c, seen, axes=1) - q.target
+    rows = transpose(q.probe if q.probe.ndim == 3 else q.probe[..., None])
+    rows = jnp.broadcast_to(rows, (d, k, prompts))
+
+    def step(carry: tuple[Array, Array], now: tuple[Array, Array]) -> tuple[tuple[Array, Array], Array]:
+        (after, later), (c_k, s_k) = carry, now  # d residual / d u_{k+1} and d u_{k+2}
+        V = c_k * rows + s_k * (2 / h) * matmat(q.gram, after)
+        U = (M @ V.reshape(d, -1)).reshape(V.shape) - s_k * after - later
+        return (U, after), V
+
+    zero = jnp.zeros_like(rows)
+    V = jax.lax.scan(step, (zero, zero), (c, _factors(depth, M.dtype)[:, 0]), reverse=True)[1]
+    in_matrix = jnp.einsum("lbkp,lcp->bckp", V, u).reshape(d * d, k, prompts)
+    return residual, jnp.concatenate([in_matrix, seen])
+
+
+@eqx.filter_jit
+def _accumulate(
+    M: Array, c: Array, h: Array, source: Any, keys: Array, first: Array, last: Array
+) -> tuple[Array, Array]:
+    """J^T J (runs, depths, p, p) and J^T r (runs, depths, p) over the chunks first .. last-1."""
+    d, depth = M.shape[-1], c.shape[-1]
+    size = d * d + depth + 1
+
+    def one_run(args: Any) -> Array:
+        matrices, coefficients, h, arrays, key = args
+
+        def chunk_sum(chunk: Array) -> Array:
+            q = source.draw(arrays, key, chunk)
+
+            def one_model(model: tuple[Array, Array]) -> Array:
+                residual, J = jacobian(q, *model, h)
+                rows = jnp.concatenate([J, residual[None]]).reshape(size, -1)
+                return jnp.matmul(rows, rows.T, precision=jax.lax.Precision.HIGHEST)
+
+            return jax.lax.map(one_model, (matrices, coefficients))
+
+        zero = jnp.zeros((matrices.shape[0], size, size), M.dtype)
+        return jax.lax.fori_loop(first, last, lambda chunk, total: total + chunk_sum(chunk), zero)
+
+    total = jax.lax.map(one_run, (M, c, h, source.arrays, keys))
+    return total[..., :-1, :-1], total[..., :-1, -1]
+
+
+@eqx.filter_jit
+def _score(
+    M: Array, c: Array, h: Array, source: Any, keys: Array, first: Array, last: Array
+) -> tuple[Array, ...]:
+    """For each candidate (runs, depths, candidates) the sums of its loss, of its gain over the
+    first candidate, and of that squared."""
+
+    def one_run(args: Any) -> Any:
+        matrices, coefficients, h, arrays, key = args
+
+        def chunk_sum(chunk: Array) -> Any:
+            q = source.draw(arrays, key, chunk)
+
+            def loss(model: tuple[Array, Array]) -> Array:
+                M, c = model
+                w = M @ jnp.tensordot(c, basis(q, M, c.shape[0], h), axes=1)
+                return jnp.sum(q.residual(w) ** 2, axis=0)
+
+            def one_depth(models: tuple[Array, Array]) -> Any:
+                values = jax.lax.map(loss, models)
+                gain = values[:1] - values
+                return jnp.sum(values, axis=-1), jnp.sum(gain, axis=-1), jnp.sum(gain**2, axis=-1)
+
+            return jax.lax.map(one_depth, (matrices, coefficients))
+
+        zero = (jnp.zeros(coefficients.shape[:2], M.dtype),) * 3
+        return jax.lax.fori_loop(
+            first, last, lambda chunk, total: jax.tree.map(jnp.add, total, chunk_sum(chunk)), zero
+        )
+
+    return jax.lax.map(one_run, (M, c, h, source.arrays, keys))
+
+
+class Krylov:
+    """Passes in the coordinates (upper triangle of M, c).
+
+    The scale that M and c share is fixed by <M, mean Gram matrix>, which no step changes. A step
+    first finds the best c for every M near the present one (a linear solve), then the model's own
+    numbers that come closest to that c, in the metric of the loss: no prompts are needed for it.
+    """
+
+    def __init__(self, parameters: Parameters, setting: Setting):
+        self._source = setting.source
+        pilot = setting.pilot
+        self._h = WIDER * pilot.largest
+        self._d = d = pilot.mean_gram.shape[-1]
+        self._triangle = np.triu_indices(d)
+        twice = np.where(self._triangle[0] == self._triangle[1], 1.0, 2.0)
+        self._gauge = twice * pilot.mean_gram[:, *self._triangle]  # d <M, mean Gram> / d triangle
+        self._actives = np.asarray(setting.actives, np.float64)
+        size = sum(
+            int(np.prod(a.shape)) for a in jax.tree.leaves(eqx.filter(parameters.template, eqx.is_array))
+        )
+        places = parameters.build(jnp.arange(size)).reader.A  # every number replaced by its place
+        self._matrix = np.asarray(places.half) if isinstance(places, Shared) else None
+        trained = np.isin(np.arange(size), parameters.index)
+        self._moves = self._matrix is not None and bool(trained[self._matrix].all())
+        if self._matrix is not None:
+            trained[self._matrix] = False
+        self._free = np.flatnonzero(trained)  # the trained numbers that c depends on
+
+        def coefficients(free: Array, vector: Array, h: Array, active: Array) -> tuple[Array, Array]:
+            model = parameters.build(vector.at[self._free].set(free))
+            c = coefficients_of(model, h[0], active)
+            return c, c
+
+        self._slopes = jax.jit(jax.vmap(jax.jacfwd(coefficients, has_aux=True)))
+
+    def prepare(self, vectors: np.ndarray, keys: Array, tried: int) -> None:
+        """Compile all programs side by side, by running them over no prompts."""
+        nothing = (keys, jnp.asarray(0), jnp.asarray(0))
+        several = np.repeat(vectors[..., None, :], 1 + tried, axis=-2)
+        jobs = [
+            lambda: self.equations(vectors, *nothing),
+            lambda: self.score(several, *nothing),
+        ]
+        list(in_threads(lambda job: job(), jobs))
+
+    def coordinates(self, vectors: np.ndarray) -> np.ndarray:
+        M, c = self._view(vectors)
+        return np.concatenate([M[..., *self._triangle], c], axis=-1)
+
+    def equations(self, vectors: np.ndarray, keys: Array, first: Array, last: Array) -> tuple[Any, ...]:
+        M, c = self._view(vectors)
+        full = _accumulate(*self._sent(M, c), self._source, keys, first, last)
+        normal, slope = (np.asarray(a, np.float64) for a in full)
+        fold = self._fold(c.shape[-1])
+        return fold.T @ normal @ fold, slope @ fold
+
+    def score(self, candidates: np.ndarray, keys: Array, first: Array, last: Array) -> tuple[Array, ...]:
+        return _score(*self._sent(*self._view(candidates)), self._source, keys, first, last)
+
+    def candidates(
+        self, vectors: np.ndarray, normal: np.ndarray, slope: np.ndarray, damping: tuple[float, ...]
+    ) -> np.ndarray:
+        M, c = self._view(vectors)
+        solve = np.linalg.solve
+        m, depth = len(self._triangle[0]), c.shape[-1]
+        on = self._actives  # (depths, L): c of layers that are switched off stays zero
+        MM, gM = normal[..., :m, :m], slope[..., :m]
+        Mc, gc = normal[..., :m, m:] * on[:, None, :], slope[..., m:] * on
+        cc = normal[..., m:, m:] * on[:, :, None] * on[:, None, :] + (1 - on)[..., None] * np.eye(depth)
+        strength = np.trace(MM, axis1=-2, axis2=-1) / np.sum(self._gauge**2, axis=-1)[:, None]
+        MM = MM + strength[..., None, None] * (self._gauge[:, :, None] * self._gauge[:, None, :])[:, None]
+        metrics, targets, ratios = [], [], []
+        for value in damping:
+            if self._moves:
+                damped = MM + value * _diagonal(MM)
+                ratio = solve(damped, np.concatenate([Mc, gM[..., None]], axis=-1))  # of M to c, and alone
+                metric = cc - np.swapaxes(Mc, -1, -2) @ ratio[..., :-1]
+                pull = gc - (np.swapaxes(Mc, -1, -2) @ ratio[..., -1:])[..., 0]
+            else:
+                metric, pull, ratio = cc + value * _diagonal(cc), gc, np.zeros((*Mc.shape[:-1], depth + 1))
+            metric = (metric + np.swapaxes(metric, -1, -2)) / 2 + FLOOR * _diagonal(cc)
+            metrics.append(metric)
+            targets.append(c - solve(metric, pull[..., None])[..., 0])
+            ratios.append(ratio)
+        metric, target, ratio = (np.stack(parts, axis=2) for parts in (metrics, targets, ratios))
+        found = np.repeat(vectors[..., None, :], 1 + len(damping), axis=-2)
+        found[..., 1:, self._free] = self._nearest(found[..., 1:, :], metric, target)
+        if self._moves:
+            reached = self._view(found)[1][..., 1:, :]
+            change = np.concatenate([reached - c[..., None, :], np.ones((*reached.shape[:-1], 1))], axis=-1)
+            step = np.zeros((*reached.shape[:-1], self._d, self._d))
+            step[..., *self._triangle] = -(ratio @ change[..., None])[..., 0]
+            step = step + np.swapaxes(step, -1, -2) - _diagonal(step)
+            found[..., 1:, self._matrix] = M[..., None, :, :] + step
+        return found
+
+    def _nearest(self, vectors: np.ndarray, metric: np.ndarray, target: np.ndarray) -> np.ndarray:
+        """The trained numbers whose c is nearest to the target: Levenberg-Marquardt, all at once."""
+        root = np.swapaxes(np.linalg.cholesky(metric), -1, -2)
+        free = vectors[..., self._free].astype(np.float64)
+        if not self._free.size:
+            return free
+        slopes, c = self._coefficients(vectors, free)
+        error = (root @ (c - target)[..., None])[..., 0]
+        damping = np.full(free.shape[:-1], 1e-3)
+        for _ in range(INNER):
+            J = root @ slopes
+            normal = np.swapaxes(J, -1, -2) @ J
+            floor = np.trace(normal, axis1=-2, axis2=-1)[..., None, None] * 1e-9 * np.eye(free.shape[-1])
+            damped = normal + damping[..., None, None] * (_diagonal(normal) + floor) + floor
+            trial = free - np.linalg.solve(damped, np.swapaxes(J, -1, -2) @ error[..., None])[..., 0]
+            new_slopes, new_c = self._coefficients(vectors, trial)
+            new_error = (root @ (new_c - target)[..., None])[..., 0]
+            before, after = np.sum(error**2, axis=-1), np.sum(new_error**2, axis=-1)
+            better = after < before  # False where it is not a number
+            damping = np.where(better, damping / 3, damping * 4)
+            free = np.where(better[..., None], trial, free)
+            error = np.where(better[..., None], new_error, error)
+            slopes = np.where(better[..., None, None], new_slopes, slopes)
+            if not np.any(better & (before - after > 1e-9 * before)) and _ > 3:
+                break
+        return free
+
+    def _coefficients(self, vectors: np.ndarray, free: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """d c / d free and c, for (runs, depths, candidates or none) models: one compiled program of
+        a fixed size for all of them."""
+        batch = free.shape[:-1]
+        spread = [1] * (len(batch) - 2)
+        h = np.broadcast_to(self._h.reshape(-1, 1, *spread), batch)[..., None]
+        active = self._actives.reshape(1, len(self._actives), *spread, -1)
+        active = np.broadcast_to(active, (*batch, active.shape[-1]))
+        models, size = int(np.prod(batch)), batch[0] * batch[1] * (1 + MOST)
+        with jax.enable_x64(True):
+            sent = [
+                np.resize(np.asarray(a, np.float64).reshape(models, -1), (size, a.shape[-1]))
+                for a in (free, vectors, h, active)
+            ]
+            found = [np.asarray(a)[:models] for a in self._slopes(*sent)]
+        return found[0].reshape(*batch, -1, free.shape[-1]), found[1].reshape(*batch, -1)
+
+    def _view(self, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """M and c of models (runs, depths, candidates or none)."""
+        c = self._coefficients(vectors, vectors[..., self._free])[1]
+        if self._matrix is None:
+            return np.broadcast_to(np.eye(self._d), (*vectors.shape[:-1], self._d, self._d)), c
+        half = vectors[..., self._matrix].astype(np.float64)
+        return (half + np.swapaxes(half, -1, -2)) / 2, c
+
+    def _sent(self, M: np.ndarray, c: np.ndarray) -> tuple[Array, Array, Array]:
+        return jnp.asarray(M, float), jnp.asarray(c, float), jnp.asarray(self._h, float)
+
+    def _fold(self, depth: int) -> np.ndarray:
+        """From derivatives in all entries of M, and in c, to those in its upper triangle, and in c."""
+        d, (row, column) = self._d, self._triangle
+        fold = np.zeros((d * d + depth, len(row) + depth))
+        fold[row * d + column, np.arange(len(row))] = 1
+        fold[column * d + row, np.arange(len(row))] = 1
+        fold[d * d :, len(row) :] = np.eye(depth)
+        return fold
+
+
+def _diagonal(matrix: np.ndarray) -> np.ndarray:
+    """The diagonal of each matrix, as a matrix."""
+    return matrix * np.eye(matrix.shape[-1])

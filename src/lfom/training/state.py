@@ -1,0 +1,97 @@
+"""Where a fit stands, and what stays the same throughout it."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from lfom.training.parameters import Parameters
+from lfom.training.sources import Fixed, Fresh
+
+
+@dataclass(frozen=True)
+class State:
+    """Where a fit stands: all that is needed to go on, bit for bit."""
+
+    phase: int
+    level: int
+    step: int  # passes or blocks done in this phase
+    vectors: np.ndarray  # (runs, depths, all) every number of every model
+    extra: dict[str, np.ndarray] = field(default_factory=dict)
+    history: tuple[dict[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One part of a fit: what is trained, in which parametrisation, and how."""
+
+    name: str
+    parameters: Parameters
+    optimiser: Any  # LeastSquares, Adam, or None: only a change of parametrisation
+    careful: bool = False
+
+
+class Diverged(FloatingPointError):
+    """The loss is no longer finite."""
+
+
+Watch = Callable[[State, dict[str, Any]], None]  # after every pass: where it stands, a record of it
+Tick = Callable[[float], None]  # inside a pass: the part of it that is done
+
+
+@dataclass(frozen=True)
+class Pilot:
+    """What a first look at the prompts tells, run by run: it sets scales, nothing else."""
+
+    mean_gram: np.ndarray  # (runs, d, d)
+    largest: np.ndarray  # (runs,) mean of the largest eigenvalue
+
+
+@eqx.filter_jit
+def _first_grams(source: Any, keys: Array) -> Array:
+    return jax.vmap(lambda arrays, key: source.draw(arrays, key, jnp.asarray(0)).gram)(source.arrays, keys)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What stays the same throughout a fit."""
+
+    source: Fresh | Fixed
+    depths: tuple[int, ...]
+    depth: int
+    key: Array
+    watch: Watch | None
+    tick: Tick | None = None
+
+    @property
+    def actives(self) -> Array:
+        return jnp.asarray([[1.0 * (layer < depth) for layer in range(self.depth)] for depth in self.depths])
+
+    @functools.cached_property
+    def pilot(self) -> Pilot:
+        gram = np.moveaxis(np.asarray(_first_grams(self.source, self.keys(1_000, 0)), np.float64), -1, 1)
+        eigenvalues = np.linalg.eigvalsh(gram)
+        used = np.maximum((eigenvalues[..., -1] > 0).sum(axis=1), 1)  # a set may be filled up with zeros
+        return Pilot(gram.sum(axis=1) / used[:, None, None], eigenvalues[..., -1].sum(axis=1) / used)
+
+    def keys(self, phase: int, step: int) -> Array:
+        """One key per run for a pass: a pure function of where the fit stands."""
+        return jax.random.split(
+            jax.random.fold_in(jax.random.fold_in(self.key, phase), step), self.source.runs
+        )
+
+    def diverged(self, loss: np.ndarray, state: State, step: str) -> Diverged:
+        bad = np.argwhere(~np.isfinite(loss))
+        run, depth = bad[0] if len(bad) else (0, 0)
+        norm = float(np.linalg.norm(state.vectors[run, depth]))
+        return Diverged(
+            f"the loss is not finite after {step} in run {run} at depth {self.depths[depth]}; the "
+            f"norm of its parameters is {norm:.3g}. The last good state is kept. Lower the learning "
+            "rate, or check the prompts for values that are too large."
+        )

@@ -1,0 +1,174 @@
+"""The Krylov view of training is the plain one in other coordinates."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lfom import LinearRegression, memformer
+from lfom.problems import Quadratic
+from lfom.readers import Gradient
+from lfom.training import direct, krylov
+from lfom.training.least_squares import DAMPING
+from lfom.training.parameters import from_scale, parameters
+from lfom.training.sources import sources
+from lfom.training.state import Setting
+from lfom.unroll import Method, unroll
+
+MODELS: list[dict[str, Any]] = [
+    {"memory": "none"},
+    {"memory": "register"},
+    {"memory": "bank"},
+    {"memory": "bank", "tied": True},
+    {"memory": "bank", "tied": True, "own_is_one": True},
+    {"memory": "bank", "gamma": "pair", "tied": True},
+    {"memory": "bank", "gamma": "pair"},
+    {"memory": "register", "preconditioner": "scalar"},
+]
+
+
+def started(options: dict[str, Any], d: int, depth: int, seed: int = 0) -> Method:
+    """A model with one matrix and numbers that are nothing special."""
+    model = memformer(d, depth, key=jax.random.key(seed), **options)
+    start = from_scale(model, jnp.linspace(0.4, 0.9, depth))
+    arrays, rest = eqx.partition(start, eqx.is_array)
+    keys = iter(jax.random.split(jax.random.key(seed + 1), 10))
+    moved = jax.tree.map(lambda a: a + 0.1 * jax.random.normal(next(keys), a.shape), arrays)
+    return eqx.combine(moved, rest)
+
+
+def setting(d: int, depth: int, depths: tuple[int, ...] | None = None) -> Setting:
+    data = LinearRegression([1.0, 0.5, 0.25][:d], 8, rotation=jax.random.orthogonal(jax.random.key(2), d))
+    return Setting(sources(data, chunk=50, hold_out=0.2), depths or (depth,), depth, jax.random.key(4), None)
+
+
+def matrix_of(model: Method, d: int) -> jax.Array:
+    reader = model.reader
+    assert isinstance(reader, Gradient)
+    scale = reader.A.scale  # type: ignore[attr-defined]
+    return reader.A.matrix(0, d) / scale[0]
+
+
+@pytest.mark.parametrize(("options", "depth"), [(MODELS[0], 1), *((options, 3) for options in MODELS)])
+def test_the_answer_is_a_combination_of_the_basis(options: dict[str, Any], depth: int, x64: None) -> None:
+    d = 3
+    model = started(options, d, depth)
+    assert krylov.has_krylov_view(model)
+    q = LinearRegression([1.0, 0.5, 0.25], 8).quadratics(jax.random.key(1), 6)
+    h, M = jnp.asarray(2.7), matrix_of(model, d)
+    for active in (jnp.ones(depth), jnp.ones(depth).at[-1].set(0)):
+        c = krylov.coefficients_of(model, h, active)
+        v = jnp.einsum("ij,ljp->lip", M, krylov.basis(q, M, depth, h))
+        np.testing.assert_allclose(jnp.tensordot(c, v, axes=1), unroll(model, q, active)[-1], atol=1e-12)
+
+
+@pytest.mark.parametrize(("options", "depth"), [(MODELS[0], 1), *((MODELS[i], 3) for i in (1, 4, 5, 7))])
+def test_normal_equations_are_those_of_automatic_differentiation(
+    options: dict[str, Any], depth: int, x64: None
+) -> None:
+    """J^T J and J^T r of the plain view, by the chain rule through the coordinates."""
+    d = 3
+    model = started(options, d, depth)
+    chosen, here = parameters(model), setting(d, depth)
+    vectors = np.asarray(chosen.vector(model))[None, None]
+    span = (here.keys(0, 0), jnp.asarray(0), jnp.asarray(2))
+    plain, fast = direct.Direct(chosen, here), krylov.Krylov(chosen, here)
+    wanted = [np.asarray(a)[0, 0] for a in plain.equations(vectors, *span)]
+    normal, slope = (np.asarray(a)[0, 0] for a in fast.equations(vectors, *span))
+
+    step = 1e-6
+    columns = []
+    for place in chosen.index:  # central differences of the coordinates, which are smooth and exact
+        shift = np.zeros(vectors.shape)
+        shift[..., place] = step
+        both = fast.coordinates(vectors + shift) - fast.coordinates(vectors - shift)
+        columns.append(both[0, 0] / (2 * step))
+    D = np.stack(columns, axis=1)
+    np.testing.assert_allclose(D.T @ normal @ D, wanted[0], rtol=1e-6, atol=1e-6 * np.abs(wanted[0]).max())
+    np.testing.assert_allclose(D.T @ slope, wanted[1], rtol=1e-6, atol=1e-6 * np.abs(wanted[1]).max())
+
+
+def test_scores_are_those_of_the_plain_view(x64: None) -> None:
+    model = started({"memory": "bank", "gamma": "pair", "tied": True}, 3, 3)
+    chosen, here = parameters(model), setting(3, 3)
+    vector = np.asarray(chosen.vector(model))
+    candidates = np.stack([vector, 0.9 * vector, 1.05 * vector])[None, None]
+    span = (here.keys(0, 0), jnp.asarray(1), jnp.asarray(3))
+    for ours, wanted in zip(
+        krylov.Krylov(chosen, here).score(candidates, *span),
+        direct.Direct(chosen, here).score(candidates, *span),
+        strict=True,
+    ):
+        np.testing.assert_allclose(ours, wanted, rtol=1e-9)
+
+
+@pytest.mark.parametrize("memory", ["none", "register", "bank"])
+def test_a_step_reaches_the_minimum_of_the_quadratic_model(memory: str, x64: None) -> None:
+    """With M fixed the loss is quadratic in c: one step of a scalar model is the exact optimum."""
+    model = started({"memory": memory, "preconditioner": "scalar"}, 3, 2)
+    chosen, here = parameters(model), setting(3, 2)
+    view = krylov.Krylov(chosen, here)
+    vectors = np.asarray(chosen.vector(model))[None, None]
+    span = (here.keys(0, 0), jnp.asarray(0), jnp.asarray(4))
+    normal, slope = (np.asarray(a) for a in view.equations(vectors, *span))
+    tried = view.candidates(vectors, normal, slope, DAMPING)[:, :, 1]  # the least damped
+    _, left = (np.asarray(a) for a in view.equations(tried, *span))
+    size = len(view.coordinates(vectors)[0, 0]) - 2
+    assert np.abs(left[..., size:]).max() <= 1e-4 * np.abs(slope[..., size:]).max()
+
+
+def test_steps_keep_the_scale_that_m_and_c_share(x64: None) -> None:
+    model = started({"memory": "none"}, 3, 2)
+    chosen, here = parameters(model), setting(3, 2)
+    view = krylov.Krylov(chosen, here)
+    vectors = np.asarray(chosen.vector(model))[None, None]
+    span = (here.keys(0, 0), jnp.asarray(0), jnp.asarray(4))
+    tried = view.candidates(vectors, *(np.asarray(a) for a in view.equations(vectors, *span)), (1e-6, 1e-2))
+    mean = here.pilot.mean_gram[0]
+    sizes = [np.sum(matrix_of(chosen.build(jnp.asarray(v)), 3) * mean) for v in tried[0, 0]]
+    np.testing.assert_allclose(sizes, sizes[0], rtol=2e-2)
+    assert not np.allclose(tried[0, 0, 1], tried[0, 0, 0])
+
+
+def test_layers_that_are_switched_off_do_not_count(x64: None) -> None:
+    model = started({"memory": "none"}, 2, 3)
+    chosen, here = parameters(model), setting(2, 3, (1, 3))
+    view = krylov.Krylov(chosen, here)
+    vectors = np.repeat(np.asarray(chosen.vector(model))[None, None], 2, axis=1)
+    span = (here.keys(0, 0), jnp.asarray(0), jnp.asarray(2))
+    tried = view.candidates(vectors, *(np.asarray(a) for a in view.equations(vectors, *span)), (1e-3,))
+    c = view.coordinates(tried[:, :, 1])[0, :, 3:]
+    assert np.all(c[0, 1:] == 0)
+    assert np.all(c[1] != 0)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"memory": "conjugate"},
+        {"memory": "none", "covariates": True},
+        {"memory": "bank", "gamma": "diagonal"},
+        {"memory": "none"},  # full matrices, before they are replaced by one
+        {"memory": "none", "heads": 2},
+    ],
+)
+def test_other_models_have_no_krylov_view(options: dict[str, Any]) -> None:
+    model = memformer(3, 2, key=jax.random.key(0), **options)
+    assert not krylov.has_krylov_view(model)
+
+
+def test_prompts_with_one_query_each(x64: None) -> None:
+    """A fixed set, with a probe of its own for every prompt."""
+    prompts = LinearRegression([1.0, 0.5], 6).prompts(jax.random.key(0), 40)
+    model = started({"memory": "register"}, 2, 2)
+    here = Setting(sources(prompts, chunk=20, hold_out=0.0), (2,), 2, jax.random.key(4), None)
+    chosen = parameters(model)
+    vectors = np.asarray(chosen.vector(model))[None, None]
+    span = (here.keys(0, 0), jnp.asarray(0), jnp.asarray(2))
+    total = krylov.Krylov(chosen, here).score(vectors[:, :, None], *span)[0]
+    quadratics = jax.vmap(Quadratic.of, out_axes=-1)(prompts)
+    wanted = jnp.sum(quadratics.residual(unroll(model, quadratics)[-1]) ** 2)
+    np.testing.assert_allclose(total[0, 0, 0], wanted, rtol=1e-10)
