@@ -23,10 +23,10 @@ from lfom.checks import InputError
 from lfom.cli import app
 from lfom.commands.progress import TrainingProgress, estimate, stages
 from lfom.commands.train import known_optimum
+from lfom.training import LeastSquares, State
 from lfom.training.adam import Adam
 from lfom.training.checkpoints import load, load_model
 from lfom.training.configuration import Configuration
-from lfom.training import LeastSquares, State
 
 TINY = [
     "--spectrum",
