@@ -8,7 +8,7 @@ from lfom import Method, reference, run
 from lfom.coefficients import NoSuchView
 from lfom.memories import Forget
 from lfom.preconditioners import Full, Identity, One, Preconditioner, Scaled, Shared
-from lfom.problems import Quadratic
+from lfom.problems import Quadratic, Tokens
 from lfom.readers import Attention, Gradient, Heads, Reader, SoftmaxAttention
 from tests.helpers import make_prompt
 
@@ -22,7 +22,9 @@ def normal(seed: int, *shape: int) -> np.ndarray:
 def test_linear_attention_masks_the_query_and_divides_by_n(x64: None) -> None:
     P, Q, Z = normal(0, 2, D + 1, D + 1), normal(1, 2, D + 1, D + 1), normal(2, D + 1, N + 1)
     for layer in range(2):
-        found = Attention(jnp.asarray(P), jnp.asarray(Q)).on_tokens(jnp.asarray(Z), layer)
+        found = Attention(jnp.asarray(P), jnp.asarray(Q)).on_tokens(
+            jnp.asarray(Z), Tokens(jnp.asarray(Z)), layer
+        )
         np.testing.assert_allclose(found, reference.attention(Z, P[layer], Q[layer]) / N, rtol=1e-10)
 
 
@@ -35,7 +37,9 @@ def test_softmax_attention_is_the_papers(x64: None) -> None:
         shares = np.exp(scores - scores.max())
         shares /= shares.sum()  # over all tokens: the mask comes after the softmax
         wanted[:, column] = sum(shares[i] * V[0] @ Z[:, i] for i in range(N)) / N
-    found = SoftmaxAttention(*(jnp.asarray(W) for W in (V, K, Q))).on_tokens(jnp.asarray(Z), 0)
+    found = SoftmaxAttention(*(jnp.asarray(W) for W in (V, K, Q))).on_tokens(
+        jnp.asarray(Z), Tokens(jnp.asarray(Z)), 0
+    )
     np.testing.assert_allclose(found, wanted, rtol=1e-9)
 
 
@@ -45,7 +49,9 @@ def test_the_sparse_parametrisation_is_attention_with_its_p_and_q(with_b: bool, 
     reader = Gradient(Full(jnp.asarray(A[None])), None if B is None else Full(jnp.asarray(B[None])))
     P, Q = reference.sparse_weights(A, B)
     np.testing.assert_allclose(
-        reader.on_tokens(jnp.asarray(Z), 0), reference.attention(Z, P, Q) / N, rtol=1e-9
+        reader.on_tokens(jnp.asarray(Z), Tokens(jnp.asarray(Z)), 0),
+        reference.attention(Z, P, Q) / N,
+        rtol=1e-9,
     )
     assert reader.moves_covariates == with_b
 
@@ -85,7 +91,9 @@ def test_heads_add_up(x64: None) -> None:
     Z = jnp.asarray(normal(2, D + 1, N + 1))
     readers = tuple(Gradient(Full(jnp.asarray(normal(seed, 1, D, D)))) for seed in range(3))
     heads = Heads(readers)
-    np.testing.assert_allclose(heads.on_tokens(Z, 0), sum(r.on_tokens(Z, 0) for r in readers), rtol=1e-10)
+    np.testing.assert_allclose(
+        heads.on_tokens(Z, Tokens(Z), 0), sum(r.on_tokens(Z, Tokens(Z), 0) for r in readers), rtol=1e-10
+    )
     assert not heads.moves_covariates
     B = Full(jnp.asarray(normal(3, 1, D, D)))
     assert Heads((*readers, Gradient(readers[0].A, B))).moves_covariates

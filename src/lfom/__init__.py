@@ -37,6 +37,7 @@ from lfom.methods import (
 )
 from lfom.optimum import exact_optimum, sampled_optimum
 from lfom.prompts import Prompt, prompt_from_arrays
+from lfom.shifts import AnyOf, HeavyTailed, RandomScale, turn
 from lfom.training import Adam, Fit, LeastSquares, PerRun, Score, evaluate, fit
 from lfom.tuning import tune
 from lfom.unroll import Method, Mixture, Trajectory, run
@@ -50,6 +51,7 @@ __all__ = [
     "Adam",
     "adapt",
     "Adaptation",
+    "AnyOf",
     "chebyshev",
     "conjugate_gradient",
     "ConvexLosses",
@@ -62,6 +64,7 @@ __all__ = [
     "gradient_descent",
     "haar_rotation",
     "heavy_ball",
+    "HeavyTailed",
     "InputError",
     "learn",
     "LearnedMethod",
@@ -86,6 +89,7 @@ __all__ = [
     "Prompt",
     "prompt_from_arrays",
     "PUBLISHED_SPECTRUM",
+    "RandomScale",
     "ridge",
     "run",
     "sampled_optimum",
@@ -94,4 +98,5 @@ __all__ = [
     "TEXT_SPECTRUM",
     "Trajectory",
     "tune",
+    "turn",
 ]

@@ -8,9 +8,12 @@ written out and the compiler vectorises over prompts), and per-prompt parameters
 how per-prompt Jacobians and gates are computed.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.custom_derivatives import SymbolicZero
 
 WRITE_OUT = 16  # inner sums up to this length are written out: measured faster up to d = 16
 
@@ -50,11 +53,19 @@ def _shared_matvec(matrix: Array, vector: Array) -> Array:
     return _written_out(pad_axes(matrix, vector.ndim + 1), vector)
 
 
-@_shared_matvec.defjvp
-def _shared_matvec_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
+def _shared_matvec_jvp(primals: tuple[Array, Array], tangents: tuple[Any, Any]) -> tuple[Array, Array]:
+    """A tangent that is zero as a whole (gates alone are differentiated) costs nothing."""
     (matrix, vector), (matrix_dot, vector_dot) = primals, tangents
-    moved = _written_out(pad_axes(matrix, vector.ndim + 1), vector_dot)
-    return _shared_matvec(matrix, vector), jnp.tensordot(matrix_dot, vector, axes=1) + moved
+    found = _shared_matvec(matrix, vector)
+    change = jnp.zeros_like(found)
+    if not isinstance(vector_dot, SymbolicZero):
+        change = _written_out(pad_axes(matrix, vector.ndim + 1), vector_dot)
+    if not isinstance(matrix_dot, SymbolicZero):
+        change = change + jnp.tensordot(matrix_dot, vector, axes=1)
+    return found, change
+
+
+_shared_matvec.defjvp(_shared_matvec_jvp, symbolic_zeros=True)
 
 
 def matmat(left: Array, right: Array) -> Array:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lfom.checks import InputError, known
+from lfom.commands.adapt import adapt_command
 from lfom.commands.evaluate import evaluate_command
 from lfom.commands.inspect import inspect_command
 from lfom.commands.learn import learn_command
@@ -108,6 +109,7 @@ def bench(
 
 app.command("train")(train_command)
 app.command("evaluate")(evaluate_command)
+app.command("adapt")(adapt_command)
 app.command("learn")(learn_command)
 app.command("solve")(solve_command)
 app.command("inspect")(inspect_command)

@@ -10,7 +10,7 @@ from lfom.checks import InputError
 from lfom.coefficients import Coefficient, Diagonal, Hadamard, Pair, Rows, Scalar, TokenWise
 from lfom.memories import Bank, Conjugate, Forget, Memory, Register
 from lfom.preconditioners import Full, One, Preconditioner, Scaled, Shared
-from lfom.readers import Gradient, Heads, Reader
+from lfom.readers import Gradient, Heads, Normalised, Reader
 from lfom.unroll import Method, Mixture
 
 MEMORIES = ("none", "register", "bank", "conjugate")
@@ -31,6 +31,7 @@ def memformer(
     own_is_one: bool = False,
     heads: int = 1,
     context: int | None = None,
+    normalised: bool = False,
     scale: float = 1e-4,
     key: PRNGKeyArray,
 ) -> Method:
@@ -41,6 +42,7 @@ def memformer(
     preconditioner: A_l full, shared (a_l M) or scalar (a_l I); conjugate always learns one
     symmetric matrix. covariates: also learn B (GD++). gamma, tied, own_is_one: the structure of
     the bank. heads: readers summed into one memory. context: n, where gamma is per token.
+    normalised: read every prompt divided by a scale of its own covariates (see `Normalised`).
 
     >>> model = memformer(5, 4, memory="register", key=jax.random.key(0))
     >>> model.depth
@@ -56,7 +58,7 @@ def memformer(
                 "the conjugate register needs B = 0 and one head: leave covariates and heads out."
             )
         start = jnp.eye(d) + scale * jax.random.normal(key, (d, d))
-        return Method(Gradient(One(start)), Conjugate(), depth)
+        return Method(_normalised(Gradient(One(start)), normalised), Conjugate(), depth)
 
     def reader(key: PRNGKeyArray) -> Reader:
         a_key, b_key = jax.random.split(key)
@@ -65,10 +67,14 @@ def memformer(
 
     readers = [reader(k) for k in jax.random.split(key, heads)]
     return Method(
-        readers[0] if heads == 1 else Heads(tuple(readers)),
+        _normalised(readers[0] if heads == 1 else Heads(tuple(readers)), normalised),
         _memory(memory, gamma, d, depth, tied, own_is_one, context),
         depth,
     )
+
+
+def _normalised(reader: Reader, wanted: bool) -> Reader:
+    return Normalised(reader) if wanted else reader
 
 
 def linear_transformer(d: int, depth: int, *, key: PRNGKeyArray, **options: object) -> Method:

@@ -44,6 +44,10 @@ class Problem(eqx.Module):
     def readout(self, state: Any) -> Array:
         """What the method answers with: the prediction (tokens) or w (iterates)."""
 
+    @abc.abstractmethod
+    def mean_eigenvalue(self) -> Array:
+        """trace(H) / d at the start: the scale of the prompt's covariates, squared."""
+
 
 class Tokens(Problem):
     """The prompt as the matrix Z_0 of Section 2.1, (d+1, n+1); the last column is the query."""
@@ -70,6 +74,9 @@ class Tokens(Problem):
 
     def readout(self, state: Array) -> Array:
         return -state[-1, -1]  # TF_L(Z_0), Section 2.1
+
+    def mean_eigenvalue(self) -> Array:
+        return jnp.mean(self.Z_0[:-1, :-1] ** 2)
 
 
 class IterateProblem(Problem):
@@ -150,6 +157,10 @@ class Quadratic(IterateProblem):
     def has_gram(self) -> bool:
         return True
 
+    def mean_eigenvalue(self) -> Array:
+        d = self.gram.shape[0]
+        return sum((self.gram[i, i] for i in range(1, d)), self.gram[0, 0]) / d
+
     def prompt_axes(self) -> "Quadratic":
         """For vmap's in_axes: where each field has its prompts."""
         probe = -1 if self.probe.ndim == self.gram.ndim else None
@@ -180,6 +191,9 @@ class Examples(IterateProblem):
     def has_gram(self) -> bool:
         return False
 
+    def mean_eigenvalue(self) -> Array:
+        return jnp.mean(self.X**2)
+
 
 class Objective(IterateProblem):
     """Any differentiable loss of w (d,), read through its gradient; needs B = 0."""
@@ -201,3 +215,9 @@ class Objective(IterateProblem):
 
     def has_gram(self) -> bool:
         return False
+
+    def mean_eigenvalue(self) -> Array:
+        raise InputError(
+            "normalised readers need a quadratic: the scale of a general loss is not known. Use the reader "
+            "as it is."
+        )

@@ -40,7 +40,7 @@ class Reader(eqx.Module):
     def moves_covariates(self) -> bool: ...
 
     @abc.abstractmethod
-    def on_tokens(self, Z: Array, layer: int) -> Array:
+    def on_tokens(self, Z: Array, problem: Problem, layer: int) -> Array:
         """Attention of the layer over n."""
 
     @abc.abstractmethod
@@ -50,7 +50,7 @@ class Reader(eqx.Module):
     def __call__(self, state: Any, problem: Problem, layer: int) -> Any:
         if isinstance(state, Iterate):
             return self.on_iterates(state, problem, layer)
-        return self.on_tokens(state, layer)
+        return self.on_tokens(state, problem, layer)
 
 
 class Attention(Reader):
@@ -63,7 +63,7 @@ class Attention(Reader):
     def moves_covariates(self) -> bool:
         return True
 
-    def on_tokens(self, Z: Array, layer: int) -> Array:
+    def on_tokens(self, Z: Array, problem: Problem, layer: int) -> Array:
         return attention(self.P[layer], self.Q[layer], Z) / (Z.shape[1] - 1)
 
     def on_iterates(self, state: Iterate, problem: Problem, layer: int) -> Direction:
@@ -84,7 +84,7 @@ class SoftmaxAttention(Reader):
     def moves_covariates(self) -> bool:
         return True
 
-    def on_tokens(self, Z: Array, layer: int) -> Array:
+    def on_tokens(self, Z: Array, problem: Problem, layer: int) -> Array:
         n = Z.shape[1] - 1
         return softmax_attention(self.W_v[layer], self.W_k[layer], self.W_q[layer], Z) / n
 
@@ -109,7 +109,7 @@ class Gradient(Reader):
     def moves_covariates(self) -> bool:
         return self.B is not None
 
-    def on_tokens(self, Z: Array, layer: int) -> Array:
+    def on_tokens(self, Z: Array, problem: Problem, layer: int) -> Array:
         d = Z.shape[0] - 1
         B = jnp.zeros((d, d), Z.dtype) if self.B is None else self.B.matrix(layer, d)
         P = jnp.zeros((d + 1, d + 1), Z.dtype).at[:d, :d].set(B).at[d, d].set(1)
@@ -152,10 +152,10 @@ class Heads(Reader):
     def moves_covariates(self) -> bool:
         return any(reader.moves_covariates for reader in self.readers)
 
-    def on_tokens(self, Z: Array, layer: int) -> Array:
-        total = self.readers[0].on_tokens(Z, layer)
+    def on_tokens(self, Z: Array, problem: Problem, layer: int) -> Array:
+        total = self.readers[0].on_tokens(Z, problem, layer)
         for reader in self.readers[1:]:
-            total = total + reader.on_tokens(Z, layer)
+            total = total + reader.on_tokens(Z, problem, layer)
         return total
 
     def on_iterates(self, state: Iterate, problem: Problem, layer: int) -> Direction:
@@ -163,3 +163,30 @@ class Heads(Reader):
         for reader in self.readers[1:]:
             total = total + reader.on_iterates(state, problem, layer)
         return total
+
+
+class Normalised(Reader):
+    """Another reader on prompts whose covariates are divided by a scale of their own.
+
+    With c^2 the mean eigenvalue of the prompt's Gram matrix, trace(G) / d, running on x / c is the
+    same as dividing every direction by c^2: attention reads two covariates for each label that it
+    writes, and three for each covariate. Predictions then do not change when all covariates of a
+    prompt are multiplied by a number: a shift of their variance is no shift.
+    """
+
+    reader: Reader
+
+    @property
+    def moves_covariates(self) -> bool:
+        return self.reader.moves_covariates
+
+    def on_tokens(self, Z: Array, problem: Problem, layer: int) -> Array:
+        return self.reader.on_tokens(Z, problem, layer) / _not_zero(problem.mean_eigenvalue())
+
+    def on_iterates(self, state: Iterate, problem: Problem, layer: int) -> Direction:
+        return 1 / _not_zero(problem.mean_eigenvalue()) * self.reader.on_iterates(state, problem, layer)
+
+
+def _not_zero(size: Array) -> Array:
+    """An empty prompt has no scale, and needs none."""
+    return jnp.where(size > 0, size, 1)

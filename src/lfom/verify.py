@@ -159,9 +159,18 @@ def check_soft_gating(rng: np.random.Generator) -> float:
         heads.append(Method(reader, methods.lfom(gamma).memory, depth))
     for chosen, view in itertools.product(range(3), ("tokens", "iterates")):
         alone = run(heads[chosen], prompt, view=view).predictions
-        gated = run(theorems.gate_to(tuple(heads), chosen), prompt, view=view).predictions
-        worst = max(worst, relative(gated, alone))
+        for gated in corner_mixtures(tuple(heads), chosen):
+            worst = max(worst, relative(run(gated, prompt, view=view).predictions, alone))
     return worst
+
+
+def corner_mixtures(heads: tuple[Method, ...], chosen: int) -> Iterator[Algorithm]:
+    """Every kind of gate at the corner of one head: free, per layer, softmax in the limit, hard."""
+    corner = theorems.gate_to(heads, chosen)
+    yield corner
+    yield mixture(heads, jnp.repeat(corner.gates[:, None], corner.depth, axis=1), per_layer=True)
+    yield mixture(heads, 1e3 * corner.gates, gating="softmax")  # exp(-1000) is zero
+    yield mixture(heads, corner.gates, gating="hard")
 
 
 def _check_linear(build: Callable[..., Method], plain: Callable[..., list[np.ndarray]]) -> Callable:

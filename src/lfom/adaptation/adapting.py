@@ -26,6 +26,7 @@ from lfom.checks import InputError
 from lfom.preconditioners import Full, One, Shared
 from lfom.problems import Quadratic
 from lfom.prompts import Prompt, prompt_from_arrays
+from lfom.threads import in_threads
 from lfom.training.evaluation import PerRun
 from lfom.training.parameters import KINDS, parameters
 from lfom.training.sources import stack
@@ -35,6 +36,7 @@ SETTINGS = ("labelled", "label-free", "per prompt")
 SHARED_STEPS = 20
 JUDGED = 0.2  # the share of the prompts that judges steps, where there are ENOUGH
 ENOUGH = 20
+THREADED = 2_000  # prompts from which on the two halves of a batch run side by side
 PER_PROMPT_FOLDS = 5  # for the judgement of gates per prompt; one token at a time costs four times as much
 
 
@@ -99,8 +101,6 @@ def adapt(
     >>> found = adapt(mixture(experts), prompts)
     >>> bool((found.after <= found.before).all()), found.model.gates.shape
     (True, (2,))
-    >>> adapt(mixture(experts), prompts, setting="per prompt").model.gates.shape
-    (2, 50)
     """
     checks.known("setting", setting, SETTINGS)
     kinds = (train,) if isinstance(train, str) else tuple(train)
@@ -136,7 +136,7 @@ class _Found:
 
 
 def _result(model: Any, prompts: Prompt, found: _Found, setting: str, kinds: tuple[str, ...]) -> Adaptation:
-    adapted = PerRun(stack(found.models)) if isinstance(model, PerRun) else found.models[0]
+    adapted: Any = PerRun(stack(found.models)) if isinstance(model, PerRun) else found.models[0]
     if setting == "per prompt" and prompts.X.ndim == 2:  # one prompt alone: no axis of prompts
         adapted = with_gates(adapted, adapted.gates[..., 0])
     count = int(np.prod(prompts.X.shape[:-2], dtype=int)) // len(found.models)
@@ -147,11 +147,11 @@ def _result(model: Any, prompts: Prompt, found: _Found, setting: str, kinds: tup
 
 
 @eqx.filter_jit
-def _adapt_prompts(model: Mixture, X: Array, y: Array, size: int, steps: int) -> tuple[Array, ...]:
+def _adapt_prompts(model: Mixture, X: Any, y: Any, size: int, steps: int) -> tuple[Array, ...]:
     """Gates (heads, ..., prompts), and the held-out context errors before and after, of each prompt."""
     X, y = jnp.moveaxis(X, 0, -1), jnp.moveaxis(y, 0, -1)
     n = X.shape[0]
-    gram, moment = jnp.einsum("ki...,kj...->ij...", X, X) / n, jnp.einsum("ki...,k...->i...", X, y) / n
+    gram, moment = jnp.sum(X[:, :, None] * X[:, None], axis=0) / n, jnp.sum(X * y[:, None], axis=0) / n
     adapted = PerPrompt(model, steps).adapted(Quadratic(gram, moment, gram[:1], moment[:1]))
     before, after = context_error(model, X, y, size), context_error(adapted, X, y, size)
     own = jnp.broadcast_to(model.gates[..., None], adapted.gates.shape)
@@ -159,21 +159,40 @@ def _adapt_prompts(model: Mixture, X: Array, y: Array, size: int, steps: int) ->
     return jnp.where(better, adapted.gates, own), before, jnp.where(better, after, before), better
 
 
-def _per_prompt(models: list[Mixture], X: Array, y: Array, folds: int | None, steps: int) -> _Found:
+def _per_prompt(models: list[Mixture], X: np.ndarray, y: np.ndarray, folds: int | None, steps: int) -> _Found:
+    """Runs, and halves of many prompts, side by side in threads: one such call keeps one core busy."""
     begun = time.perf_counter()
-    n = X.shape[-2]
+    prompts, n = X.shape[1:3]
     size = fold_size(n, min(n, PER_PROMPT_FOLDS) if folds is None and n > 1 else folds)
-    adapted, rows = [], []
-    for run, model in enumerate(models):
-        gates, *each = _adapt_prompts(model, X[run], y[run], size, steps)
-        adapted.append(with_gates(model, gates))
-        rows.append([float(jnp.mean(values)) for values in each])
-    before, after, kept = np.asarray(rows).T
-    return _Found(adapted, before, after, kept, steps, time.perf_counter() - begun)
+    cuts = 2 if prompts >= THREADED and prompts % 2 == 0 else 1
+    parts = [
+        (run, slice(c * prompts // cuts, (c + 1) * prompts // cuts))
+        for run in range(len(X))
+        for c in range(cuts)
+    ]
+
+    def one(part: tuple[int, slice]) -> Any:
+        run, chosen = part
+        found = _adapt_prompts(models[run], X[run, chosen], y[run, chosen], size, steps)
+        return [np.asarray(values) for values in found]
+
+    found = [one(parts[0])] if len(parts) == 1 else list(in_threads(one, parts))
+    gates, before, after, kept = (
+        [
+            np.concatenate([part[i] for part in found[run * cuts : (run + 1) * cuts]], axis=-1)
+            for run in range(len(X))
+        ]
+        for i in range(4)
+    )
+    adapted = [with_gates(model, jnp.asarray(own)) for model, own in zip(models, gates, strict=True)]
+    errors, now, share = (
+        np.asarray([row.mean(dtype=np.float64) for row in rows]) for rows in (before, after, kept)
+    )
+    return _Found(adapted, errors, now, share, steps, time.perf_counter() - begun)
 
 
 @eqx.filter_jit
-def _folded(X: Array, y: Array, size: int) -> Quadratic:
+def _folded(X: Any, y: Any, size: int) -> Quadratic:
     """Folds of the prompts of every run, prompts and folds on one trailing axis."""
 
     def one(X: Array, y: Array) -> Quadratic:
@@ -184,16 +203,16 @@ def _folded(X: Array, y: Array, size: int) -> Quadratic:
 
 
 @eqx.filter_jit
-def _asked(X: Array, y: Array, query: Array, target: Array) -> Quadratic:
+def _asked(X: Any, y: Any, query: Any, target: Any) -> Quadratic:
     batch = Prompt(X, y, query, target)
     return jax.vmap(jax.vmap(Quadratic.of, out_axes=-1))(batch)
 
 
 def _shared(
     models: list[Any],
-    X: Array,
-    y: Array,
-    labels: tuple[Array, Array] | None,
+    X: np.ndarray,
+    y: np.ndarray,
+    labels: tuple[np.ndarray, np.ndarray] | None,
     kinds: tuple[str, ...],
     folds: int | None,
     budget: Budget,
@@ -209,7 +228,7 @@ def _shared(
             _folded(X[:, fit_on], y[:, fit_on], size),
             _folded(X[:, judge_on], y[:, judge_on], size),
         )
-        contexts = judging
+        contexts: Quadratic | None = judging
     else:
         sets, judging = (
             _asked(*(array[:, part] for array in (X, y, *labels))) for part in (fit_on, judge_on)
@@ -246,7 +265,7 @@ def _models(model: Algorithm | PerRun) -> list[Any]:
     return [jax.tree.map(lambda a: a[run] if eqx.is_array(a) else a, model.method) for run in range(runs)]
 
 
-def _arrays(prompts: Prompt, runs: int | None) -> tuple[Array, Array, Array, Array]:
+def _arrays(prompts: Prompt, runs: int | None) -> tuple[np.ndarray, ...]:
     """The checked fields with axes of runs and prompts: X (runs, prompts, n, d), and so on."""
     fields = (prompts.X, prompts.y, prompts.query, prompts.target)
     lead = prompts.X.shape[:-2]
@@ -262,7 +281,7 @@ def _arrays(prompts: Prompt, runs: int | None) -> tuple[Array, Array, Array, Arr
     inner = [a.shape[len(lead) :] for a in fields]
     flat = prompt_from_arrays(*(a.reshape(-1, *own) for a, own in zip(fields, inner, strict=True)))
     lead = lead if runs is not None else (1, lead[0] if lead else 1)
-    whole = (flat.X, flat.y, flat.query, flat.target)
+    whole = (np.asarray(a) for a in (flat.X, flat.y, flat.query, flat.target))
     X, y, query, target = (a.reshape(*lead, *own) for a, own in zip(whole, inner, strict=True))
     return X, y, query, target
 

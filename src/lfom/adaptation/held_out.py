@@ -43,8 +43,10 @@ def hold_out(X: Float[Array, "n d *prompts"], y: Float[Array, "n *prompts"], siz
     y = jnp.pad(y, [(0, empty)] + [(0, 0)] * (y.ndim - 1)).reshape(folds, size, *prompts)
     seen = jnp.asarray([n - min(size, n - f * size) for f in range(folds)], X.dtype)
     seen = seen.reshape(folds, *(1 for _ in prompts))
-    outer = jnp.einsum("fkd...,fke...->def...", X, X)
-    moment = jnp.einsum("fkd...,fk...->df...", X, y)
+    tokens = jnp.moveaxis(X, 2, 0)  # (d, folds, size, *prompts)
+    # As sums of products: an einsum with prompts last becomes a slow batched product.
+    outer = jnp.sum(tokens[:, None] * tokens[None], axis=3)
+    moment = jnp.sum(tokens * y[None], axis=2)
     return Quadratic(
         (jnp.sum(outer, axis=2, keepdims=True) - outer) / seen,
         (jnp.sum(moment, axis=1, keepdims=True) - moment) / seen,
