@@ -10,7 +10,7 @@ from jax import Array
 Times = Callable[[Array], Array]
 
 
-def conjugate_gradients(times: Times, b: Array, inverse_diagonal: Array | float, steps: Any) -> Array:
+def conjugate_gradients(times: Times, b: Array, inverse_diagonal: Any, steps: Any) -> Array:
     """Preconditioned by a diagonal; once the residual is zero, the iterate stays."""
 
     def step(_: Any, state: Any) -> Any:
@@ -27,9 +27,7 @@ def conjugate_gradients(times: Times, b: Array, inverse_diagonal: Array | float,
     return jax.lax.fori_loop(0, steps, step, state)[0]
 
 
-def chebyshev(
-    times: Times, b: Array, inverse_diagonal: Array | float, lowest: Array, highest: Array, steps: Any
-) -> Array:
+def chebyshev(times: Times, b: Array, inverse_diagonal: Any, lowest: Any, highest: Any, steps: Any) -> Array:
     """The best fixed polynomial on the interval of eigenvalues of the scaled matrix."""
     centre, radius = (highest + lowest) / 2, (highest - lowest) / 2
 
@@ -43,14 +41,14 @@ def chebyshev(
     return jax.lax.fori_loop(0, steps, step, state)[0]
 
 
-def newton(loss: Callable[[Array], Array], size: int, steps: Any) -> Array:
-    """Newton's method from 0, each system by Cholesky."""
+def newton(loss: Callable[[Array], Array], start: Array, steps: Any) -> Array:
+    """Newton's method, each system by Cholesky."""
 
     def step(_: Any, w: Array) -> Array:
         factor = jax.scipy.linalg.cho_factor(jax.hessian(loss)(w))
         return w - jax.scipy.linalg.cho_solve(factor, jax.grad(loss)(w))
 
-    return jax.lax.fori_loop(0, steps, step, jnp.zeros(size))
+    return jax.lax.fori_loop(0, steps, step, start)
 
 
 def _ratio(one: Array, other: Array) -> Array:

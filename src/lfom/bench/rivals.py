@@ -1,8 +1,8 @@
 """The rivals: the best implementations of the standard methods that we know, batched where they can be.
 
 JAX and Lineax solve the whole batch in one compiled program; SciPy solves one problem after the
-other. `steps` is exact: tolerances are zero, so that nobody spends time on stopping tests that its
-rivals do not have.
+other, on one thread where its problems are too small to share. `steps` is exact: tolerances are
+zero, so that nobody spends time on stopping tests that its rivals do not have.
 """
 
 import math
@@ -18,12 +18,13 @@ import numpy as np
 import optax
 import scipy.optimize
 import scipy.sparse.linalg as sparse
+from threadpoolctl import threadpool_limits
 
 from lfom.bench.loops import chebyshev, conjugate_gradients, newton
 from lfom.bench.rival import Rival
 from lfom.bench.views import View, view
 from lfom.families import digits
-from lfom.learning.problems import ConvexLosses, LeastSquaresProblems
+from lfom.learning.problems import ConvexLosses, LeastSquaresProblems, LinearSystems
 from lfom.learning.quadratics import Matrices
 
 MEMORY = 10  # pairs that L-BFGS keeps: 5, 10 and 20 were tried, and made no difference below 1e-4
@@ -124,7 +125,11 @@ def _in_scipy(seen: View) -> list[Rival]:
     shape = seen.b.shape[1:]
 
     def each(one: Callable[[int, int], np.ndarray], problems: int) -> Callable[[int], np.ndarray]:
-        return lambda steps: np.stack([one(i, steps).reshape(shape) for i in range(problems)])
+        def run(steps: int) -> np.ndarray:
+            with threadpool_limits(None if isinstance(seen.problems, LinearSystems) else 1):
+                return np.stack([one(i, steps).reshape(shape) for i in range(problems)])
+
+        return run
 
     def cg(i: int, steps: int, jacobi: bool) -> np.ndarray:
         scale = None
@@ -148,38 +153,50 @@ def _in_scipy(seen: View) -> list[Rival]:
     ]
 
 
+def baseline(problems: Any) -> Rival:
+    """What a learned method is measured against step by step: Jacobi CG, or L-BFGS for losses."""
+    if isinstance(problems, ConvexLosses):
+        return Rival("L-BFGS", "Optax", _batched_losses(problems, _optax_lbfgs), len(problems))
+    return Rival("Jacobi CG", "plain loop", _batched(problems, _plain_cg(True)), len(problems))
+
+
+def _batched_losses(problems: ConvexLosses, solve: Callable[[Any, Any, Any], Any]) -> Callable[[int], Any]:
+    """solve(loss, start, steps) of one problem, for the batch in one compiled program."""
+    start = jnp.zeros(math.prod(problems.shape), problems.dtype)
+
+    @jax.jit
+    def program(problems: ConvexLosses, steps: Any) -> Any:
+        return jax.vmap(lambda data: solve(lambda w: problems.loss(w, data), start, steps))(problems.data)
+
+    return lambda steps: program(problems, steps)
+
+
+def _jax_lbfgs(loss: Any, start: Any, steps: Any) -> Any:
+    options = {"maxiter": steps - 1, "maxcor": MEMORY, "gtol": 0.0, "ftol": 0.0}  # it counts from 0
+    method = "l-bfgs-experimental-do-not-rely-on-this"
+    return jax.scipy.optimize.minimize(loss, start, method=method, options=options).x
+
+
+def _optax_lbfgs(loss: Any, start: Any, steps: Any) -> Any:
+    lbfgs = optax.lbfgs(memory_size=MEMORY)
+    both = optax.value_and_grad_from_state(loss)
+
+    def step(_: Any, carry: Any) -> Any:
+        w, state = carry
+        value, gradient = both(w, state=state)
+        move, state = lbfgs.update(gradient, state, w, value=value, grad=gradient, value_fn=loss)
+        return optax.apply_updates(w, move), state
+
+    return jax.lax.fori_loop(0, steps, step, (start, lbfgs.init(start)))[0]
+
+
 def _for_losses(problems: ConvexLosses) -> list[Rival]:
-    size, count = math.prod(problems.shape), len(problems)
-
-    def batched(solve: Callable[[Any, Any], Any]) -> Callable[[int], Any]:
-        @jax.jit
-        def program(problems: ConvexLosses, steps: Any) -> Any:
-            return jax.vmap(lambda data: solve(lambda w: problems.loss(w, data), steps))(problems.data)
-
-        return lambda steps: program(problems, steps)
-
-    def jax_lbfgs(loss: Any, steps: Any) -> Any:
-        options = {"maxiter": steps - 1, "maxcor": MEMORY, "gtol": 0.0, "ftol": 0.0}  # it counts from 0
-        method = "l-bfgs-experimental-do-not-rely-on-this"
-        return jax.scipy.optimize.minimize(loss, jnp.zeros(size), method=method, options=options).x
-
-    def optax_lbfgs(loss: Any, steps: Any) -> Any:
-        lbfgs = optax.lbfgs(memory_size=MEMORY)
-        both = optax.value_and_grad_from_state(loss)
-
-        def step(_: Any, carry: Any) -> Any:
-            w, state = carry
-            value, gradient = both(w, state=state)
-            move, state = lbfgs.update(gradient, state, w, value=value, grad=gradient, value_fn=loss)
-            return optax.apply_updates(w, move), state
-
-        return jax.lax.fori_loop(0, steps, step, (jnp.zeros(size), lbfgs.init(jnp.zeros(size))))[0]
-
+    count = len(problems)
     return [
-        Rival("L-BFGS", "JAX", batched(jax_lbfgs), count),
-        Rival("L-BFGS", "Optax", batched(optax_lbfgs), count),
+        baseline(problems),
+        Rival("L-BFGS", "JAX", _batched_losses(problems, _jax_lbfgs), count),
         Rival("L-BFGS", "SciPy", _scipy_lbfgs(problems), count),
-        Rival("Newton", "plain loop", batched(lambda loss, k: newton(loss, size, k)), count, iterative=False),
+        Rival("Newton", "plain loop", _batched_losses(problems, newton), count, iterative=False),
     ]
 
 
@@ -196,12 +213,8 @@ def _scipy_lbfgs(problems: ConvexLosses) -> Callable[[int], np.ndarray]:
 
     def run(steps: int) -> np.ndarray:
         options = {"maxiter": steps, "maxcor": MEMORY, "gtol": 0.0, "ftol": 0.0}
-        start = np.zeros(X.shape[-1])
-        return np.stack(
-            [
-                scipy.optimize.minimize(both, start, one, jac=True, method="L-BFGS-B", options=options).x
-                for one in zip(X, y, strict=True)
-            ]
-        )
+        minimise = partial(scipy.optimize.minimize, both, np.zeros(X.shape[-1]), jac=True, method="L-BFGS-B")
+        with threadpool_limits(1):
+            return np.stack([minimise(args=one, options=options).x for one in zip(X, y, strict=True)])
 
     return run

@@ -11,15 +11,17 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from lfom.bench.loops import newton
 from lfom.bench.rival import Rival, Score, in_double
-from lfom.bench.rivals import rivals
-from lfom.bench.timing import Row, all_times
+from lfom.bench.rivals import baseline, rivals
+from lfom.bench.timing import all_times
 from lfom.bench.views import optimum
 from lfom.checks import count, known
 from lfom.families import FAMILIES, Family
@@ -27,13 +29,24 @@ from lfom.learning.learn import learn
 from lfom.learning.problems import ConvexLosses
 
 BUDGET = 8  # steps the methods are learned for
-ACCURACIES = (1e-1, 1e-2, 1e-4)
+ACCURACIES = (1e-2, 1e-4)
 MOST_STEPS = 512
+MOST_LEARNED = 4 * BUDGET  # beyond, most of the steps would be the plain tail
 GRID = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # of the curves
-LEARNING = {1_000: 400, 32: 48}  # learning problems, by the size of the benchmark's batch
-PATIENCE = 6.0  # seconds of measured runs, after which a slow program is left alone
+LEARNING = {1_000: 400, 32: 64}  # learning problems, by the size of the benchmark's batch
+# One structure per kind of coefficients: those that "auto" ranks first among all of its kind on the
+# learning problems of these families. Trying all of them again would take minutes per family.
+STRUCTURES = {
+    "table": ("scalar", "preconditioned:jacobi+full", "conjugate:jacobi+full"),
+    "diffusion": ("scalar", "preconditioned:jacobi+sine", "conjugate:jacobi+sine"),
+    "deblurring": ("scalar", "preconditioned:jacobi+cosine", "conjugate:jacobi+cosine"),
+    "digits": ("scalar", "preconditioned:full"),
+}
+PATIENCE = 3.0  # seconds of measured runs, after which a slow program is left alone
 ROUNDS = 9
-BASELINE = {"quadratics": "Jacobi CG", "losses": "L-BFGS"}
+
+
+Errors = Callable[[Any], np.ndarray]  # one relative error per problem
 
 
 @dataclass(frozen=True)
@@ -71,7 +84,6 @@ class Comparison:
     learned_from: int
     ours: Result
     results: list[Result]
-    baseline: str
 
     def fastest(self, accuracy: float, wanted: Callable[[Result], bool]) -> Result | None:
         able = [r for r in self.results if accuracy in r.reached and wanted(r)]
@@ -90,8 +102,7 @@ def compare(
     learn_from = LEARNING[family.batch] if learn_from is None else learn_from
     say(f"{family.name}: drawing and solving {problems} held-out problems")
     batch = family.held_out(problems, seed=seed)
-    losses = isinstance(batch, ConvexLosses)
-    score = Score(batch, _loss_optimum(batch) if losses else optimum(batch))
+    score = Score(batch, reference(batch))
     learned, ours = _learned(family, batch, learn_from, seed, say)
     results = [*learned, *(Result(rival) for rival in rivals(batch))]
     for result in results:
@@ -102,21 +113,19 @@ def compare(
         _time_to(accuracy, results, problems)
     say(f"{family.name}: time against steps")
     _time_curves(results, problems)
-    baseline = BASELINE["losses" if losses else "quadratics"]
-    return Comparison(family.name, problems, learn_from, ours, results, baseline)
+    return Comparison(family.name, problems, learn_from, ours, results)
 
 
 def _learned(
     family: Family, batch: Any, learn_from: int, seed: int, say: Callable[[str], None]
 ) -> tuple[list[Result], Result]:
-    """One learned method per kind of coefficients, and the one that did best while learning."""
-    kinds = ["scalar", "preconditioned"] + ["conjugate"] * (not isinstance(batch, ConvexLosses))
+    """One learned method per structure, and the one that did best while learning."""
     source = family.learning(learn_from, seed=seed)
     found, scores = [], []
-    for kind in kinds:
-        say(f"{family.name}: learning {kind} from {learn_from} problems")
+    for structure in STRUCTURES[family.name]:
+        say(f"{family.name}: learning {structure} from {learn_from} problems")
         start = time.perf_counter()
-        method = learn(source, BUDGET, kind, seed)
+        method = learn(source, BUDGET, structure, seed)
         taken = time.perf_counter() - start
 
         def run(steps: int, method: Any = method) -> Any:
@@ -128,12 +137,26 @@ def _learned(
     return found, found[int(np.argmin(scores))]
 
 
+def reference(problems: Any) -> np.ndarray:
+    """The optimum of every problem, in float64."""
+    return _loss_optimum(problems) if isinstance(problems, ConvexLosses) else optimum(problems)
+
+
+def errors_after(method: Any, problems: Any, steps: int = BUDGET) -> dict[str, np.ndarray]:
+    """Relative errors of a learned method and of its baseline after equally many steps, per problem."""
+    score, rival = Score(problems, reference(problems)), baseline(problems)
+    return {
+        "learned": score(method.solve(problems, steps=steps).value),
+        rival.method: score(rival.run(steps)),
+    }
+
+
 def _loss_optimum(problems: ConvexLosses) -> np.ndarray:
     """By Newton's method in float64, until the gradient is zero to rounding."""
     double = in_double(problems)
     with jax.enable_x64(True):
-        size = math.prod(problems.shape)
-        solve = jax.jit(jax.vmap(lambda data: newton(lambda w: problems.loss(w, data), size, 10)))
+        start = jnp.zeros(problems.shape)
+        solve = jax.jit(jax.vmap(lambda data: newton(lambda w: problems.loss(w, data), start, 10)))
         found = solve(double.data)
         left = float(np.abs(np.asarray(double.gradients(found))).max())
     if not left < 1e-12:
@@ -141,7 +164,7 @@ def _loss_optimum(problems: ConvexLosses) -> np.ndarray:
     return np.asarray(found)
 
 
-def _error(result: Result, score: Score, steps: int) -> float:
+def _error(result: Result, score: Errors, steps: int) -> float:
     """The median error after so many steps; the quartiles are kept."""
     if steps not in result.errors:
         lower, median, upper = np.quantile(score(result.rival.run(steps)), (0.25, 0.5, 0.75))
@@ -149,31 +172,29 @@ def _error(result: Result, score: Score, steps: int) -> float:
     return result.errors[steps][1]
 
 
-def _count_steps(result: Result, score: Score) -> None:
+def _count_steps(result: Result, score: Errors) -> None:
     """Errors on the grid up to the smallest accuracy, and the steps that each accuracy takes."""
     start = time.perf_counter()
     _error(result, score, BUDGET)
     result.first_call = time.perf_counter() - start
-    if not result.rival.iterative and result.rival.method == "direct":
+    if result.rival.method == "direct":
         found = {a: 1 for a in ACCURACIES if _error(result, score, BUDGET) <= a}
         result.errors = {1: result.errors[BUDGET]}
     else:
-        for steps in GRID:
-            if _error(result, score, steps) <= min(ACCURACIES) or steps >= MOST_STEPS:
+        most = MOST_LEARNED if result.rival.learned else MOST_STEPS
+        for steps in (*(k for k in GRID if k < most), most):
+            if _error(result, score, steps) <= min(ACCURACIES):
                 break
         found = {a: k for a in ACCURACIES if (k := _fewest(result, score, a)) is not None}
     result.reached = {a: Reached(k, math.nan, math.nan, math.nan) for a, k in found.items()}
 
 
-def _fewest(result: Result, score: Score, accuracy: float) -> int | None:
-    """The smallest number of steps that reaches an accuracy: doubling, then halving the interval."""
-    known_steps = sorted(result.errors)
-    enough = next((k for k in known_steps if result.errors[k][1] <= accuracy), None)
+def _fewest(result: Result, score: Errors, accuracy: float) -> int | None:
+    """The smallest number of steps that reaches an accuracy, by halving an interval of known errors."""
+    enough = next((k for k in sorted(result.errors) if result.errors[k][1] <= accuracy), None)
     if enough is None:
-        if _error(result, score, MOST_STEPS) > accuracy:
-            return None
-        enough = MOST_STEPS
-    short = max((k for k in known_steps if k < enough), default=0)
+        return None
+    short = max((k for k in result.errors if k < enough), default=0)
     while enough - short > 1:
         middle = (enough + short) // 2
         if _error(result, score, middle) <= accuracy:
@@ -189,7 +210,7 @@ def _time_to(accuracy: float, results: Iterable[Result], problems: int) -> None:
     def program(result: Result) -> Callable[[], Any]:
         return lambda: result.rival.run(result.reached[accuracy].steps)
 
-    times = all_times({r.name: program(r) for r in able}, ROUNDS, PATIENCE)
+    times = all_times({r.name: program(r) for r in able}, ROUNDS, PATIENCE, compiled=True)
     for result in able:
         share = problems / result.rival.problems
         lower, median, upper = np.quantile(times[result.name], (0.25, 0.5, 0.75)) * share
@@ -198,57 +219,15 @@ def _time_to(accuracy: float, results: Iterable[Result], problems: int) -> None:
 
 
 def _time_curves(results: Iterable[Result], problems: int) -> None:
-    programs = {
-        (result.name, steps): lambda result=result, steps=steps: result.rival.run(steps)
-        for result in results
-        for steps in result.errors
-        if steps in GRID
-    }
-    named = {str(key): program for key, program in programs.items()}
-    times = all_times(named, 3, PATIENCE / 6)
+    programs: dict[str, Callable[[], Any]] = {}
+    for result in results:
+        for steps in set(result.errors) & set(GRID):
+            programs[f"{result.name} {steps}"] = partial(result.rival.run, steps)
+    times = all_times(programs, 3, PATIENCE / 6, compiled=True)
     for result in results:
         share = problems / result.rival.problems
-        for steps in sorted(result.errors):
-            if (result.name, steps) in programs:
-                result.seconds[steps] = share * float(np.median(times[str((result.name, steps))]))
-
-
-def rows(comparison: Comparison) -> list[Row]:
-    """Ours against every other method: the error after the budget, and the time to each accuracy."""
-    ours, found = comparison.ours, []
-    common = {"family": comparison.family, "problems": comparison.problems}
-    learned = {
-        "ours_method": ours.name,
-        "learned_from": comparison.learned_from,
-        "learning_seconds": ours.learning,
-    }
-    for other in comparison.results:
-        if other is ours:
-            continue
-        who = {"rival_method": other.name, "rival_is_learned": other.rival.learned}
-        if other.rival.iterative and BUDGET in other.errors and BUDGET in ours.errors:
-            quartiles = {
-                "ours_quartiles": ours.errors[BUDGET][::2],
-                "rival_quartiles": other.errors[BUDGET][::2],
-            }
-            name = f"{comparison.family}, error after {BUDGET} steps: {other.name}"
-            details = {**common, "measure": "error", "steps": BUDGET, **quartiles, **learned, **who}
-            found.append(
-                Row(name, ours.errors[BUDGET][1], other.errors[BUDGET][1], "relative error", details)
-            )
-        for accuracy in ACCURACIES:
-            details = {**common, "measure": "time", "accuracy": accuracy, **learned, **who}
-            details["rival_is_iterative"] = other.rival.iterative
-            for side, result in (("ours", ours), ("rival", other)):
-                at = result.reached.get(accuracy)
-                details[f"{side}_steps"] = at.steps if at else None
-                details[f"{side}_quartiles"] = (at.lower * 1e3, at.upper * 1e3) if at else None
-                details[f"{side}_first_call_seconds"] = result.first_call
-            times = [
-                r.reached[accuracy].seconds * 1e3 if accuracy in r.reached else None for r in (ours, other)
-            ]
-            found.append(Row(f"{comparison.family} to {accuracy:g}: {other.name}", *times, "ms", details))
-    return found
+        for steps in sorted(set(result.errors) & set(GRID)):
+            result.seconds[steps] = share * float(np.median(times[f"{result.name} {steps}"]))
 
 
 def bench_solve(

@@ -1,13 +1,15 @@
-"""The comparison in words, tables, a file of curves and a figure."""
+"""The comparison as rows, tables, a file of curves and a figure."""
 
 import csv
 import io
 from pathlib import Path
+from typing import Any
 
 from matplotlib.figure import Figure
 from rich.table import Table
 
 from lfom.bench.solve import ACCURACIES, BUDGET, Comparison, Result
+from lfom.bench.timing import Row
 from lfom.report.files import write_whole
 from lfom.report.style import colour
 
@@ -23,6 +25,56 @@ COLUMNS = [
     "seconds",
     "problems",
 ]
+
+
+def rows(comparison: Comparison) -> list[Row]:
+    """Ours against every other method: the error after the budget, and the time to each accuracy."""
+    found = []
+    for other in comparison.results:
+        if other is not comparison.ours:
+            if BUDGET in other.errors and other.rival.iterative:
+                found.append(_error_row(comparison, other))
+            found += [_time_row(comparison, other, accuracy) for accuracy in ACCURACIES]
+    return found
+
+
+def _who(comparison: Comparison, other: Result) -> dict[str, Any]:
+    ours = comparison.ours
+    return {
+        "family": comparison.family,
+        "problems": comparison.problems,
+        "ours_method": ours.name,
+        "learned_from": comparison.learned_from,
+        "learning_seconds": ours.learning,
+        "rival_method": other.name,
+        "rival_is_learned": other.rival.learned,
+        "rival_is_iterative": other.rival.iterative,
+    }
+
+
+def _error_row(comparison: Comparison, other: Result) -> Row:
+    (low, own, high), (other_low, error, other_high) = comparison.ours.errors[BUDGET], other.errors[BUDGET]
+    details = {
+        "measure": "error",
+        "steps": BUDGET,
+        "ours_quartiles": (low, high),
+        "rival_quartiles": (other_low, other_high),
+    }
+    name = f"{comparison.family}, error after {BUDGET} steps: {other.name}"
+    return Row(name, own, error, "relative error", {**details, **_who(comparison, other)})
+
+
+def _time_row(comparison: Comparison, other: Result, accuracy: float) -> Row:
+    details: dict[str, Any] = {"measure": "time", "accuracy": accuracy}
+    times: dict[str, float | None] = {}
+    for side, result in (("ours", comparison.ours), ("rival", other)):
+        at = result.reached.get(accuracy)
+        times[side] = at.seconds * 1e3 if at else None
+        details[f"{side}_steps"] = at.steps if at else None
+        details[f"{side}_quartiles"] = (at.lower * 1e3, at.upper * 1e3) if at else None
+        details[f"{side}_first_call_seconds"] = result.first_call
+    name = f"{comparison.family} to {accuracy:g}: {other.name}"
+    return Row(name, times["ours"], times["rival"], "ms", {**details, **_who(comparison, other)})
 
 
 def method_table(comparison: Comparison) -> Table:

@@ -107,11 +107,9 @@ def optimum(problems: Any) -> np.ndarray:
     problems = in_double(problems)
     with jax.enable_x64(True):
         if isinstance(problems, LeastSquaresProblems):
-            quadratics = problems.quadratics()
+            quadratics: Any = problems.quadratics()
             return np.linalg.solve(np.asarray(quadratics.A), np.asarray(quadratics.b)[..., None])[..., 0]
-        solve = jax.jit(
-            lambda p, k: jax.vmap(lambda *one: _one(p.operator, *one, k))(p.data, p.b, p.known_diagonal)
-        )
+        solve = jax.jit(_iterated)
         steps = 250
         while steps <= MOST_STEPS:
             found = solve(problems, steps)
@@ -122,8 +120,11 @@ def optimum(problems: Any) -> np.ndarray:
     raise RuntimeError(f"conjugate gradients left a residual of {np.abs(left).max():.1e} after {steps} steps")
 
 
-def _one(operator: Any, data: Any, b: Any, diagonal: Any, steps: Any) -> Any:
-    return conjugate_gradients(lambda v: operator(data, v), b, 1 / diagonal, steps)
+def _iterated(problems: Any, steps: Any) -> Any:
+    def one(data: Any, b: Any, diagonal: Any) -> Any:
+        return conjugate_gradients(lambda v: problems.operator(data, v), b, 1 / diagonal, steps)
+
+    return jax.vmap(one)(problems.data, problems.b, problems.known_diagonal)
 
 
 def _table(problems: LeastSquaresProblems) -> View:
@@ -199,7 +200,8 @@ def _deblurring(problems: LinearSystems) -> View:
 def _dense(problems: LinearSystems) -> np.ndarray:
     """A of every problem as a dense matrix, column by column."""
     size, shape = problems.b[0].size, problems.b[0].shape
-    columns = jax.jit(jax.vmap(problems.operator, in_axes=(None, 0)))  # type: ignore[arg-type]
+    operator: Any = problems.operator
+    columns = jax.jit(jax.vmap(operator, in_axes=(None, 0)))
     units = np.eye(size, dtype=problems.b.dtype).reshape(size, *shape)
     each = [jax.tree.map(lambda leaf, i=i: leaf[i], problems.data) for i in range(len(problems))]
     return np.stack(

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from lfom.bench.solve import bench_solve, rows
-from lfom.bench.solve_report import method_table, summary_table, write
+from lfom.bench.solve import bench_solve
+from lfom.bench.solve_report import method_table, rows, summary_table, write
 
 
 def bench_solve_command(

@@ -53,10 +53,17 @@ def smooth(random: np.random.Generator, problems: int, side: int, length: float)
     return field[:, :side, :side] / scale
 
 
-def _draw(part: str, problems: int, random: np.random.Generator) -> LinearSystems:
-    data = conductances(np.exp(SPREAD * smooth(random, problems, SIDE + 2, LENGTH)))
+def systems(
+    problems: int, random: np.random.Generator, spread: float = SPREAD, length: float = LENGTH
+) -> LinearSystems:
+    """Random materials and sources. spread: standard deviation of log k; length: of its correlation."""
+    data = conductances(np.exp(spread * smooth(random, problems, SIDE + 2, length)))
     source = smooth(random, problems, SIDE, LENGTH / 2)
     return LinearSystems(apply, source, data=data, diagonal=data["diagonal"])
+
+
+def _draw(part: str, problems: int, random: np.random.Generator) -> LinearSystems:
+    return systems(problems, random)
 
 
 DIFFUSION = Family(

@@ -25,13 +25,15 @@ def _table() -> tuple[np.ndarray, np.ndarray]:
     return X, 2.0 * table.target - 1.0
 
 
-def groups(part: str, problems: int, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """X (problems, 100, 30) and y (problems, 100), both centred within their group."""
+def groups(
+    part: str, problems: int, random: np.random.Generator, patients: int = PATIENTS
+) -> tuple[np.ndarray, np.ndarray]:
+    """X (problems, patients, 30) and y (problems, patients), both centred within their group."""
     X, y = _table()
     rows = split(len(X))[part]
     scores = X[rows] @ random.standard_normal((X.shape[1], problems))
     odds = np.exp((scores - scores.mean(axis=0)) / scores.std(axis=0))
-    chosen = np.stack([random.choice(rows, PATIENTS, replace=False, p=p / p.sum()) for p in odds.T])
+    chosen = np.stack([random.choice(rows, patients, replace=False, p=p / p.sum()) for p in odds.T])
     X, y = X[chosen], y[chosen]
     return X - X.mean(axis=1, keepdims=True), y - y.mean(axis=1, keepdims=True)
 
