@@ -1,11 +1,10 @@
 """The rivals: the best implementations of the standard methods that we know, batched where they can be.
 
-JAX and Lineax solve the whole batch in one compiled program; SciPy solves one problem after the
+JAX and Lineax solve the batch in one compiled program, whole or in pieces, whichever is faster; SciPy solves one problem after the
 other, on one thread where its problems are too small to share. `steps` is exact: tolerances are
 zero, so that nobody spends time on stopping tests that its rivals do not have.
 """
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -22,12 +21,15 @@ from threadpoolctl import threadpool_limits
 
 from lfom.bench.loops import chebyshev, conjugate_gradients, newton
 from lfom.bench.rival import Rival
+from lfom.bench.timing import side_by_side
 from lfom.bench.views import View, view
 from lfom.families import digits
+from lfom.learning.batches import piece
 from lfom.learning.problems import ConvexLosses, LeastSquaresProblems, LinearSystems
 from lfom.learning.quadratics import Matrices
 
 MEMORY = 10  # pairs that L-BFGS keeps: 5, 10 and 20 were tried, and made no difference below 1e-4
+TRIAL_STEPS = 10  # to find out whether a batch is faster in pieces
 
 Solve = Callable[[Any, Any, Any, Any], Any]  # (A v, b, 1 / diagonal, steps) of one problem
 
@@ -43,8 +45,7 @@ def rivals(problems: Any) -> list[Rival]:
 def _batched(problems: Any, solve: Solve, extra: tuple[Any, ...] = ()) -> Callable[[int], Any]:
     """One compiled program over the batch; the Gram matrices of least squares are formed in it."""
 
-    @jax.jit
-    def program(problems: Any, steps: Any, extra: tuple[Any, ...]) -> Any:
+    def some(problems: Any, extra: tuple[Any, ...], steps: Any) -> Any:
         quadratics = problems.quadratics()
         if isinstance(quadratics, Matrices):
 
@@ -58,7 +59,32 @@ def _batched(problems: Any, solve: Solve, extra: tuple[Any, ...] = ()) -> Callab
 
         return jax.vmap(matrix_free)(quadratics.data, quadratics.b, quadratics.diagonal(), *extra)
 
-    return lambda steps: program(problems, steps, extra)
+    return _compiled(some, problems, extra)
+
+
+def _compiled(solve: Callable[[Any, Any, Any], Any], problems: Any, extra: Any = ()) -> Callable[[int], Any]:
+    """solve(problems, extra, steps), compiled: the whole batch at once, or in the pieces that the learned
+    method takes it in, whichever is faster here."""
+    count, size = len(problems), piece(problems)
+
+    @jax.jit
+    def whole(problems: Any, extra: Any, steps: Any) -> Any:
+        return solve(problems, extra, steps)
+
+    @jax.jit
+    def in_pieces(problems: Any, extra: Any, steps: Any) -> Any:
+        def cut(leaf: Any) -> Any:
+            return leaf.reshape(count // size, size, *leaf.shape[1:])
+
+        found = jax.lax.map(lambda some: solve(some[0], some[1], steps), jax.tree.map(cut, (problems, extra)))
+        return found.reshape(count, *found.shape[2:])
+
+    runs = {"whole": lambda steps: whole(problems, extra, steps)}
+    if size < count:
+        runs["pieces"] = lambda steps: in_pieces(problems, extra, steps)
+        seconds = side_by_side({name: partial(run, TRIAL_STEPS) for name, run in runs.items()}, 3)
+        return runs[min(seconds, key=lambda name: seconds[name])]
+    return runs["whole"]
 
 
 def _plain_cg(jacobi: bool) -> Solve:
@@ -113,12 +139,11 @@ def _lineax_direct(A: Any, b: Any) -> Any:
 
 
 def _direct(library: str, problems: Any, solve: Callable[[Any, Any], Any]) -> Rival:
-    @jax.jit
-    def program(problems: Any) -> Any:
+    def some(problems: Any, extra: Any, steps: Any) -> Any:
         quadratics = problems.quadratics()
         return jax.vmap(solve)(quadratics.A, quadratics.b)
 
-    return Rival("direct", library, lambda _: program(problems), len(problems), iterative=False)
+    return Rival("direct", library, _compiled(some, problems), len(problems), iterative=False)
 
 
 def _in_scipy(seen: View) -> list[Rival]:
@@ -162,13 +187,12 @@ def baseline(problems: Any) -> Rival:
 
 def _batched_losses(problems: ConvexLosses, solve: Callable[[Any, Any, Any], Any]) -> Callable[[int], Any]:
     """solve(loss, start, steps) of one problem, for the batch in one compiled program."""
-    start = jnp.zeros(math.prod(problems.shape), problems.dtype)
+    start = jnp.zeros(problems.shape, problems.dtype)
 
-    @jax.jit
-    def program(problems: ConvexLosses, steps: Any) -> Any:
+    def some(problems: ConvexLosses, extra: Any, steps: Any) -> Any:
         return jax.vmap(lambda data: solve(lambda w: problems.loss(w, data), start, steps))(problems.data)
 
-    return lambda steps: program(problems, steps)
+    return _compiled(some, problems)
 
 
 def _jax_lbfgs(loss: Any, start: Any, steps: Any) -> Any:
