@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -52,7 +53,7 @@ class QuadraticLearner:
 
     def __init__(self, problems: Any, steps: int, seed: int):
         self.problems, self.steps, self.key = problems, steps, jax.random.key(seed)
-        self.quadratics = problems.quadratics()
+        self.quadratics = eqx.filter_jit(type(problems).quadratics)(problems)
         _all_finite(self.quadratics.finite())
         _some_right_side(self.quadratics.b)
         self.w = solutions(self.quadratics)
@@ -127,13 +128,13 @@ class QuadraticLearner:
     def method(self, structure: Structure, fold: Fold, fit: Fitted, record: Record) -> LearnedMethod:
         learning = self.family(fold.learning)
         scale = learning.scale(structure.jacobi)
-        sizes = np.asarray(gauge(learning.quadratics, fit.shared, scale)[0])
+        sizes = np.asarray(eqx.filter_jit(gauge)(learning.quadratics, fit.shared, scale)[0])
         certificate, reach = None, None
         if isinstance(fit.coefficients, Register):
             seen = extreme_eigenvalues(learning.quadratics, fit.shared, scale)
             certificate = certificate_of(fit.coefficients, seen)
             reach = jnp.asarray(certificate.reach, self.w.dtype)
-        bounds = jnp.asarray([sizes.min(), sizes.max()], self.w.dtype)
+        bounds = jnp.asarray([sizes.min(), np.median(sizes), sizes.max()], self.w.dtype)
         plan = Plan(fit.coefficients, fit.shared, bounds, reach, structure.jacobi)
         problems, floor = self.problems, _floor(self.quadratics, self.w)
         return LearnedMethod(
@@ -190,7 +191,7 @@ class LossLearner:
         return fit
 
     def method(self, structure: Structure, fold: Fold, fit: Fitted, record: Record) -> LearnedMethod:
-        plan = Plan(fit.coefficients, fit.shared, jnp.ones(2, self.w.dtype), None, False)
+        plan = Plan(fit.coefficients, fit.shared, jnp.ones(3, self.w.dtype), None, False)
         floor = 100 * float(jnp.finfo(self.w.dtype).eps)
         problems = self.problems
         return LearnedMethod(structure, problems.kind, problems.shape, self.steps, plan, None, floor, record)

@@ -28,6 +28,7 @@ class LossFamily(eqx.Module):
     best: Array
     weights: Array
 
+    @eqx.filter_jit
     def model(self) -> Family:
         """The quadratics with the losses' curvature half way to the solution, and their gradient at 0."""
         b = -self.problems.gradients(zeros(self.problems))

@@ -1,5 +1,7 @@
 """Convex losses: solutions to learn from, the safe line search, and solving a batch of them."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import equinox as eqx
@@ -11,8 +13,8 @@ from lfom.learning import statuses
 from lfom.learning.preconditioners import Scaled
 from lfom.learning.problems import ConvexLosses
 from lfom.learning.quadratics import Operators, dots, norms, spread
-from lfom.learning.solving import Plan, Raw, _append, shortened
-from lfom.learning.steps import learned_steps
+from lfom.learning.solving import Plan, Raw, append, shortened
+from lfom.learning.steps import conjugate_start, conjugate_step, learned_steps
 
 HALVINGS = 30  # of a step in the line search
 SUFFICIENT = 1e-4  # Armijo's share of the promised decrease
@@ -82,23 +84,27 @@ def descend(
     return end[0], end[4], end[6]
 
 
+@dataclass(frozen=True)
+class Hessian:
+    """operator(data, v) = H v with data = (data of the problem, w): equal for equal losses, so that
+    what was compiled for it is used again."""
+
+    loss: Callable[[Array, Any], Array]
+
+    def __call__(self, data: Any, vector: Array) -> Array:
+        own, at = data
+        return jax.jvp(jax.grad(lambda w: self.loss(w, own)), (at,), (vector,))[1]
+
+
 def hessians(problems: ConvexLosses, w: Array, b: Array) -> Operators:
     """The second derivatives at w as operators, with a right-hand side."""
-    loss = problems.loss
-
-    def times(data: Any, vector: Array) -> Array:
-        own, at = data
-        return jax.jvp(jax.grad(lambda u: loss(u, own)), (at,), (vector,))[1]
-
-    return Operators(operator=times, data=(problems.data, w), b=b)
+    return Operators(operator=Hessian(problems.loss), data=(problems.data, w), b=b)
 
 
 @eqx.filter_jit
 def minimise(problems: ConvexLosses) -> tuple[Array, Array, Array]:
     """w*, its loss and its gradient's norm relative to the start's: Newton's method with a line
     search, its system by conjugate gradients."""
-    from lfom.learning.steps import conjugate_start, conjugate_step
-
     first = norms(problems.gradients(zeros(problems)))
     inner = min(zeros(problems)[0].size * 2, 200)
     target = 10 * jnp.finfo(problems.dtype).eps * first
@@ -110,7 +116,7 @@ def minimise(problems: ConvexLosses) -> tuple[Array, Array, Array]:
 
         def body(_: int, now: Any) -> Any:
             enough = norms(now.r) <= 1e-3 * norms(gradient)
-            return conjugate_step(now, system, lambda v: v, ~enough & ~now.indefinite)
+            return conjugate_step(now, system, lambda v: v, ~enough & ~now.flat)
 
         now = jax.lax.fori_loop(0, inner, body, conjugate_start(jnp.zeros_like(w), -gradient))
         slope = dots(gradient, now.w)
@@ -146,7 +152,7 @@ def solve_losses(
         lambda w, r: norms(r),
         threshold,
     )
-    residuals = _append(residuals, seen.T)
+    residuals = append(residuals, seen.T)
     good = problems.values(w) <= value
     good &= jnp.isfinite(norms(r))
     path = jnp.where(good, statuses.CHECKED, statuses.FALLBACK)

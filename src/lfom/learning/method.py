@@ -99,11 +99,13 @@ class LearnedMethod:
         if self.kind == "convex losses":
             return "none before the solve: the loss is checked afterwards and is never above the start's"
         if self.certificate is not None:
-            return (
-                f"the energy norm of the error shrinks wherever the eigenvalues of M A lie in "
-                f"(0, {self.certificate.reach[-1]:.4g}), by {self.certificate.contraction:.3g} or more on those "
-                "seen in learning"
+            text = (
+                "the energy norm of the error shrinks wherever the eigenvalues of M A lie in "
+                f"(0, {self.certificate.reach[-1]:.4g})"
             )
+            if self.certificate.contraction < 1:
+                return f"{text}; to {self.certificate.contraction:.3g} or less on those seen in learning"
+            return f"{text}; some seen in learning lie outside"
         if isinstance(self.plan.coefficients, Conjugate):
             return "the energy norm of the error falls with every step (conjugate gradients)"
         return "none before the solve: diagonal coefficients are checked afterwards"
@@ -164,10 +166,10 @@ class LearnedMethod:
 
     def astype(self, dtype: Any) -> "LearnedMethod":
         """The same method in another precision."""
-        target = jnp.zeros((), dtype).dtype
-        if str(target) != str(jnp.dtype(dtype)):
+        target = jnp.dtype(dtype)
+        if target == jnp.float64 and not jax.config.jax_enable_x64:  # type: ignore[attr-defined]
             raise InputError(
-                f"dtype is {dtype}, which JAX would turn into {target}: enable it first with "
+                "dtype is float64, and JAX computes in float32 here: enable it first with "
                 'jax.config.update("jax_enable_x64", True).'
             )
         factor = float(jnp.finfo(target).eps / jnp.finfo(self.dtype).eps)

@@ -250,9 +250,10 @@ def _check_matrices(A: np.ndarray) -> None:
     """Symmetric, and positive semidefinite up to rounding; problems with NaN get a status in solve."""
     finite = np.isfinite(A).all(axis=(1, 2))
     scale = np.abs(A).max(axis=(1, 2))
-    off = np.abs(A - np.swapaxes(A, 1, 2)).max(axis=(1, 2))
-    eps, d = np.finfo(A.dtype).eps, A.shape[1]
-    bad = np.flatnonzero(finite & (off > 100 * d * eps * scale))
+    with np.errstate(invalid="ignore"):  # infinity minus infinity
+        off = np.abs(A - np.swapaxes(A, 1, 2)).max(axis=(1, 2))
+    rounding = 100 * A.shape[1] * np.finfo(A.dtype).eps * scale
+    bad = np.flatnonzero(finite & (off > rounding))
     if len(bad):
         raise InputError(
             f"A of problem {bad[0]} is not symmetric: it differs from its transpose by {off[bad[0]]:.2g} "
@@ -260,16 +261,14 @@ def _check_matrices(A: np.ndarray) -> None:
             "X and y."
         )
     good = np.flatnonzero(finite & (scale > 0))
-    shift = 10 * d * eps * scale[good]
-    shifted = A[good] / scale[good, None, None] + (shift / scale[good])[:, None, None] * np.eye(
-        d, dtype=A.dtype
-    )
+    relative = A[good] / scale[good, None, None]
+    shift = (rounding[good] / scale[good])[:, None, None] * np.eye(A.shape[1], dtype=A.dtype)
     try:
-        np.linalg.cholesky(shifted)
+        np.linalg.cholesky(relative + shift)
     except np.linalg.LinAlgError:
-        lowest = np.linalg.eigvalsh(A[good])[:, 0]
+        lowest = np.linalg.eigvalsh(np.asarray(relative, np.float64))[:, 0] * scale[good]
         worst = int(np.argmin(lowest / scale[good]))
-        if lowest[worst] < -0.5 * shift[worst]:
+        if lowest[worst] < -0.5 * rounding[good][worst]:
             raise InputError(
                 f"A of problem {good[worst]} is indefinite: its smallest eigenvalue is {lowest[worst]:.3g}. "
                 "These methods minimise, so A must be positive definite. Check its sign and how it was built."

@@ -101,6 +101,7 @@ class Operators(Quadratics):
         return jnp.stack([jnp.isfinite(leaf.reshape(len(leaf), -1)).all(axis=1) for leaf in leaves]).all(0)
 
 
+@eqx.filter_jit
 def matrices(quadratics: Quadratics) -> Array:
     """Every A as a matrix over the flattened unknowns: for learning and for tests, where d is small."""
     if isinstance(quadratics, Matrices):

@@ -18,13 +18,14 @@ def solutions(quadratics: Quadratics) -> Array:
         return _direct(
             np.asarray(quadratics.A, np.float64), np.asarray(quadratics.b, np.float64), quadratics.b
         )
-    w, residual, indefinite = _iterated(quadratics)
-    if bool(indefinite.any()):
+    limit = 1e3 * jnp.finfo(quadratics.b.dtype).eps ** 0.75
+    w, residual, flat = _iterated(quadratics)
+    flat &= residual > limit  # below, rounding alone makes a direction flat
+    if bool(flat.any()):
         raise InputError(
-            f"the operator of problem {int(jnp.argmax(indefinite))} is not positive definite: v.Av is not "
+            f"the operator of problem {int(jnp.argmax(flat))} is not positive definite: v.Av is not "
             "positive for some v. These methods minimise; check the sign of the operator."
         )
-    limit = 1e3 * jnp.finfo(w.dtype).eps ** 0.75
     if not bool((residual <= limit).all()):
         worst = int(jnp.argmax(jnp.where(jnp.isnan(residual), jnp.inf, residual)))
         raise InputError(
@@ -70,14 +71,14 @@ def _iterated(quadratics: Quadratics) -> tuple[Array, Array, Array]:
     start = (jnp.asarray(0), conjugate_start(jnp.zeros_like(b), b))
 
     def unfinished(state: tuple[Array, Conjugated]) -> Array:
-        active = (norms(state[1].r) > target) & ~state[1].indefinite
+        active = (norms(state[1].r) > target) & ~state[1].flat
         return (state[0] < _longest(quadratics)) & active.any()
 
     def body(state: tuple[Array, Conjugated]) -> tuple[Array, Conjugated]:
         count, now = state
-        active = (norms(now.r) > target) & ~now.indefinite
+        active = (norms(now.r) > target) & ~now.flat
         return count + 1, conjugate_step(now, quadratics, precondition, active)
 
     _, end = jax.lax.while_loop(unfinished, body, start)
     size = jnp.where(norms(b) > 0, norms(b), 1)
-    return end.w, norms(b - quadratics.times(end.w)) / size, end.indefinite
+    return end.w, norms(b - quadratics.times(end.w)) / size, end.flat

@@ -23,7 +23,8 @@ from lfom.learning.steps import (
 
 
 class Plan(eqx.Module):
-    """The part of a method that runs. gauge: the range of `gauge` over the learning problems.
+    """The part of a method that runs. gauge: the smallest, the median and the largest `gauge` of the
+    learning problems.
     reach: see Certificate; None where there is no certificate."""
 
     coefficients: Coefficients
@@ -61,8 +62,9 @@ def gauge(quadratics: Quadratics, shared: Shared, scale: Array) -> tuple[Array, 
     x = scale * jnp.sqrt(shared.diagonal(quadratics.b))
     c = quadratics.dominating(x)
     if c is not None:
-        d = quadratics.b[0].size
-        return shared.bound(scale**2 * c) * (1 + 8 * d * jnp.finfo(c.dtype).eps), True
+        rounding = 1 + 8 * quadratics.b[0].size * jnp.finfo(c.dtype).eps
+        sound = jnp.isfinite(jnp.sum(c, axis=1))  # XLA's maximum drops NaN
+        return jnp.where(sound, shared.bound(scale**2 * c) * rounding, jnp.nan), True
     z = Scaled(shared, scale)(quadratics.b)
     return _ratio(dots(z, quadratics.times(z)), dots(z, quadratics.b)), False
 
@@ -80,11 +82,14 @@ def shortened(coefficients: Coefficients, steps: int) -> Coefficients:
     return coefficients
 
 
-def no_worse(quadratics: Quadratics, w: Array, r: Array) -> Array:
-    """Whether f(w) <= f(0), so that the error's energy norm is no larger than the start's, and w shows no
-    negative curvature: f(w) = -w.(b + r) / 2 and w.Aw = w.(b - r), with r = b - A w."""
+def no_worse(quadratics: Quadratics, w: Array, r: Array, norm: Array | float = 0.0) -> Array:
+    """Whether f(w) <= f(0), so that the error's energy norm is no larger than the start's, and w.Aw > 0:
+    f(w) = -w.(b + r) / 2 and w.Aw = w.(b - r), with r = b - A w. norm: an estimate of that of A, from
+    which follows how far rounding may have moved f; w far along a singular direction is not trusted."""
     fall = dots(w, quadratics.b + r)
-    return (fall >= 0) & jnp.isfinite(fall) & (dots(w, quadratics.b - r) >= 0)
+    noise = 4 * jnp.finfo(w.dtype).eps * norm * dots(w, w)
+    still = ~jnp.any(w != 0, axis=tuple(range(1, w.ndim)))
+    return still | ((fall >= noise) & jnp.isfinite(fall) & (dots(w, quadratics.b - r) > 0))
 
 
 def solve_quadratics(
@@ -111,7 +116,7 @@ def solve_quadratics(
             lambda w, r: norms(r),
             threshold,
         )
-        residuals = _append(residuals, seen.T)
+        residuals = append(residuals, seen.T)
     finite &= jnp.isfinite(start)
     good = no_worse(quadratics, w, r)
     path = jnp.where(good, path, statuses.FALLBACK)
@@ -124,15 +129,25 @@ def solve_quadratics(
         quadratics, Scaled(plan.shared, scale), path, w, r, taken, residuals, limit, threshold
     )
     # Conjugate gradients update their residual; the status is judged by the true one.
-    r = jax.lax.cond(ran, lambda: b - quadratics.times(end.w), lambda: r)
-    return _judged(quadratics, end._replace(r=r), taken, residuals, path, finite, start, tolerance)
+    r, norm = jax.lax.cond(
+        ran, lambda: (b - quadratics.times(end.w), _norm(quadratics, end)), lambda: (r, jnp.zeros_like(start))
+    )
+    return _judged(quadratics, end._replace(r=r, norm=norm), taken, residuals, path, finite, start, tolerance)
+
+
+def _norm(quadratics: Quadratics, end: Conjugated) -> Array:
+    """The norm of A: its largest row sum where it is a matrix, else the largest |Ad| / |d| met."""
+    c = quadratics.dominating(jnp.ones_like(quadratics.b))
+    return end.norm if c is None else jnp.max(c, axis=1)
 
 
 def _into_range(plan: Plan, quadratics: Quadratics, scale: Array, learned: int) -> tuple[Array, Array, Array]:
     """The scale that brings a problem into the range of the learning problems; its path; and whether
     its numbers are finite, which the size of a matrix tells as well."""
     size, bounds = gauge(quadratics, plan.shared, scale)
-    wanted = jnp.clip(size, plan.gauge[0], plan.gauge[1])
+    low, typical, high = plan.gauge
+    near = (size > low / 2) & (size < 2 * high)
+    wanted = jnp.where(near, jnp.clip(size, low, high), typical)
     factor = jnp.where(size > 0, wanted / jnp.where(size > 0, size, 1), 1)
     factor = jnp.where(jnp.isfinite(factor), factor, 1)
     path = jnp.where(factor == 1, statuses.CHECKED, statuses.RESCALED)
@@ -143,7 +158,7 @@ def _into_range(plan: Plan, quadratics: Quadratics, scale: Array, learned: int) 
     return scale * spread(jnp.sqrt(factor), scale), path, finite
 
 
-def _append(residuals: Array, seen: Array) -> Array:
+def append(residuals: Array, seen: Array) -> Array:
     """The learned steps' residuals after the start's; the last one stands for what is not reached."""
     if not seen.shape[1]:
         return residuals
@@ -173,7 +188,7 @@ def _conjugate(
 
     def active(state: Any) -> Array:
         now, taken, _ = state
-        going = (taken < limit) & ~now.indefinite & jnp.isfinite(norms(now.r))
+        going = (taken < limit) & ~now.flat & jnp.isfinite(norms(now.r))
         return going if threshold is None else going & ~(norms(now.r) <= threshold)
 
     def body(state: Any) -> Any:
@@ -181,7 +196,7 @@ def _conjugate(
         going = active(state)
         now = conjugate_step(now, quadratics, chosen, going)
         size = norms(now.r)
-        taken = taken + (going & ~now.indefinite)
+        taken = taken + (going & ~now.flat)
         later = going[:, None] & (columns >= taken[:, None])
         return now, taken, jnp.where(later, size[:, None], residuals)
 
@@ -201,14 +216,15 @@ def _judged(
 ) -> Raw:
     """The status from the true residual, and the start itself wherever nothing better was found."""
     w, r = end.w, end.r
-    good = (
-        finite & no_worse(quadratics, w, r) & (jnp.any(w != 0, axis=tuple(range(1, w.ndim))) | (start == 0))
-    )
+    moved = jnp.any(w != 0, axis=tuple(range(1, w.ndim)))
+    good = finite & no_worse(quadratics, w, r, end.norm) & (moved | (start == 0))
     status = path
     if tolerance is not None:
         status = path + jnp.where(norms(r) <= tolerance * start, statuses.MET, statuses.NOT_MET)
-    status = jnp.where(end.indefinite, statuses.NOT_DEFINITE, status)
-    status = jnp.where(good, status, jnp.where(end.indefinite, status, statuses.NO_PROGRESS))
+    # Once a problem is solved to rounding, rounding alone makes a direction flat: no failure.
+    singular = end.flat & ~(norms(r) <= jnp.finfo(r.dtype).eps ** 0.5 * start)
+    status = jnp.where(good, status, statuses.NO_PROGRESS)
+    status = jnp.where(singular, statuses.NOT_DEFINITE, status)
     status = jnp.where(finite, status, statuses.NOT_FINITE)
     last = jnp.where(good, norms(r), start)
     columns = jnp.arange(residuals.shape[1])

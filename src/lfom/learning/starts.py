@@ -1,13 +1,14 @@
 """Where the fit of a preconditioner begins: the inverse of the family's mean operator, in the
 coordinates and of the kind asked for; or, mode by mode, the best map from b to w*."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from lfom.learning.preconditioners import Diagonal, Full, Identity, LowRank, Shared, Transformed, along_axes
-from lfom.learning.quadratics import Quadratics, dots, matrices, spread
+from lfom.learning.quadratics import HIGHEST, Quadratics, dots, matrices, spread
 
 PROBES = 16  # random vectors per problem, where a diagonal has to be estimated
 RANK = 8
@@ -31,10 +32,14 @@ def start(kind: str, quadratics: Quadratics, w: Array, scale: Array, key: Array)
 
 
 def _mean(quadratics: Quadratics, share: Array, scale: Array) -> np.ndarray:
-    flat = scale.reshape(len(scale), -1)
-    scaled = flat[:, :, None] * matrices(quadratics) * flat[:, None, :]
-    mean = np.asarray(jnp.einsum("p,pij->ij", share, scaled), np.float64)
+    mean = np.asarray(_mean_matrix(quadratics, share, scale), np.float64)
     return (mean + mean.T) / 2
+
+
+@eqx.filter_jit
+def _mean_matrix(quadratics: Quadratics, share: Array, scale: Array) -> Array:
+    flat = scale.reshape(len(scale), -1)
+    return jnp.einsum("p,pi,pij,pj->ij", share, flat, matrices(quadratics), flat, precision=HIGHEST)
 
 
 def _of_matrix(kind: str, mean: np.ndarray, shape: tuple[int, ...], dtype: jnp.dtype) -> Shared:
@@ -59,6 +64,7 @@ def _probed(quadratics: Quadratics, scale: Array, key: Array) -> tuple[Array, Ar
     return v, jax.lax.map(lambda one: scale * quadratics.times(scale * one), v)
 
 
+@eqx.filter_jit
 def _estimated_diagonal(quadratics: Quadratics, share: Array, scale: Array, key: Array) -> Array:
     known = quadratics.diagonal()
     if known is not None:
@@ -68,6 +74,7 @@ def _estimated_diagonal(quadratics: Quadratics, share: Array, scale: Array, key:
     return jnp.maximum(found, 1e-3 * jnp.mean(found))
 
 
+@eqx.filter_jit
 def _transformed(
     kind: str, quadratics: Quadratics, w: Array, share: Array, scale: Array, key: Array
 ) -> Transformed:
@@ -83,6 +90,7 @@ def _transformed(
     return Transformed(jnp.log(jnp.where(sound, modes, inverse)), kind)
 
 
+@eqx.filter_jit
 def _from_solutions(diagonal: Array, quadratics: Quadratics, w: Array, share: Array, scale: Array) -> LowRank:
     """Directions in which the solutions lie, for operators too large for matrices."""
     energy = jnp.sqrt(share / dots(quadratics.b, w))

@@ -14,7 +14,10 @@ MET, NOT_MET = 10, 20
 NOT_FINITE, NOT_DEFINITE, NO_PROGRESS = -1, -2, -3
 
 MEANING: dict[int, str] = {
-    **{path: f"did the steps asked for: {text}" for path, text in enumerate(PATHS)},
+    **{
+        path: f"did the steps asked for, fewer if solved to rounding: {text}"
+        for path, text in enumerate(PATHS)
+    },
     **{MET + path: f"tolerance met: {text}" for path, text in enumerate(PATHS)},
     **{NOT_MET + path: f"tolerance not met in the steps allowed: {text}" for path, text in enumerate(PATHS)},
     NOT_FINITE: "failed: the problem holds NaN or infinity; the value is the start",

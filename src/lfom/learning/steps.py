@@ -111,18 +111,23 @@ def _weighted(row: Array, memory: Array) -> Array:
 
 
 class Conjugated(NamedTuple):
-    """Where conjugate gradients stand. rz: r.z of the last direction, 0 before the first."""
+    """Where conjugate gradients stand. rz: r.z of the last direction, 0 before the first. dual: M^-1
+    times the direction. steepest: the largest Rayleigh quotient d.Ad / d.M^-1 d so far. norm: the
+    largest |Ad| / |d|, an estimate of the norm of A."""
 
     w: Array
     r: Array
     direction: Array
+    dual: Array
     rz: Array
-    indefinite: Array  # a direction of negative curvature was met, (problems,)
+    steepest: Array
+    norm: Array
+    flat: Array  # a direction without curvature was met, (problems,)
 
 
 def conjugate_start(w: Array, r: Array) -> Conjugated:
-    nothing = jnp.zeros(len(r), r.dtype)
-    return Conjugated(w, r, jnp.zeros_like(r), nothing, jnp.zeros(len(r), bool))
+    nothing, zero = jnp.zeros(len(r), r.dtype), jnp.zeros_like(r)
+    return Conjugated(w, r, zero, zero, nothing, nothing, nothing, jnp.zeros(len(r), bool))
 
 
 def conjugate_step(
@@ -130,10 +135,12 @@ def conjugate_step(
 ) -> Conjugated:
     """One step of preconditioned conjugate gradients in every active problem.
 
-    It stands still, never 0/0, where the residual is zero; where the curvature along its direction is
-    not positive it stands still too and says so: that A is not positive definite.
+    It stands still, never 0/0, where the residual is zero. Where the curvature along its direction is
+    not positive, or so small beside the largest seen that rounding may have made it, a step could lead
+    anywhere: it stands still too and says so in `flat`. The measure is the Rayleigh quotient of M A,
+    which does not depend on the scale of the problem or of its unknowns.
     """
-    w, r, direction, rz_before, indefinite = state
+    w, r, direction, dual, rz_before, steepest, norm, flat = state
     z = precondition(r)
     rz = dots(r, z)
     moving = rz > 0
@@ -141,16 +148,22 @@ def conjugate_step(
         moving &= active
     started = rz_before > 0
     beta = jnp.where(started & moving, rz / jnp.where(started, rz_before, 1), 0)
-    direction = z + spread(beta, z) * direction
+    direction, dual = z + spread(beta, z) * direction, r + spread(beta, r) * dual
     image = quadratics.times(direction)
-    curvature = dots(direction, image)
-    bends = curvature > 0
-    indefinite |= moving & (curvature <= 0)
-    alpha = jnp.where(moving & bends, rz / jnp.where(bends, curvature, 1), 0)
-    move = spread(moving & bends, w)
-    w = jnp.where(move, w + spread(alpha, w) * direction, w)
-    r = jnp.where(move, r - spread(alpha, r) * image, r)
-    return Conjugated(w, r, direction, rz, indefinite)
+    curvature, size = dots(direction, image), dots(direction, dual)
+    quotient = jnp.where(size > 0, curvature / jnp.where(size > 0, size, 1), 0)
+    steepest = jnp.maximum(steepest, jax.lax.stop_gradient(quotient))
+    lengths = norms(jax.lax.stop_gradient(direction))
+    stretch = norms(jax.lax.stop_gradient(image)) / jnp.where(lengths > 0, lengths, 1)
+    norm = jnp.where(stretch > norm, stretch, norm)
+    least = 10 * w[0].size ** 0.5 * jnp.finfo(w.dtype).eps * steepest
+    bends = (curvature > 0) & (quotient > least)
+    flat |= moving & ~bends
+    move = moving & bends
+    alpha = jnp.where(move, rz / jnp.where(bends, curvature, 1), 0)
+    w = jnp.where(spread(move, w), w + spread(alpha, w) * direction, w)
+    r = jnp.where(spread(move, r), r - spread(alpha, r) * image, r)
+    return Conjugated(w, r, direction, dual, rz, steepest, norm, flat)
 
 
 def conjugate_steps(

@@ -1,0 +1,329 @@
+"""lfom.learn and method.solve: optimality, promises, agreement with plain NumPy, both precisions."""
+
+import json
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import lfom
+from lfom.checks import InputError
+from lfom.learning import preconditioners as pre
+from lfom.learning.certificate import certify, residual_polynomials
+from lfom.learning.quadratics import Matrices, matrices, norms
+from lfom.learning.steps import as_bank, best_register, conjugate_steps
+from lfom.learning.structures import available, parse
+from tests.learned_problems import (
+    GRADIENT_STEPS,
+    classifications,
+    diffusion,
+    grids,
+    learned,
+    logistic,
+    regressions,
+    relative_errors,
+    systems,
+)
+
+pytestmark = pytest.mark.usefixtures("x64")
+EACH = list(GRADIENT_STEPS)
+CONJUGATE = "conjugate:jacobi+diagonal"
+
+
+def by_hand(method: lfom.LearnedMethod, problems: Any, steps: int) -> np.ndarray:
+    """The exported coefficients in plain NumPy: every iterate, (steps + 1, problems, d)."""
+    content = json.loads(json.dumps(method.to_json()))
+    quadratics = problems.quadratics()
+    A, b = np.asarray(quadratics.A), np.asarray(quadratics.b)
+    d = b.shape[1]
+    matrix = content["preconditioner"]
+    M = np.eye(d)
+    if matrix["kind"] == "diagonal":
+        M = np.diag(matrix["diagonal"])
+    elif matrix["kind"] == "low-rank":
+        V, S = np.array(matrix["V"]), np.diag(np.sqrt(matrix["diagonal"]))
+        M = S @ (np.eye(d) + V @ V.T) @ S
+    elif matrix["kind"] == "full":
+        M = np.array(matrix["matrix"])
+    s = 1 / np.sqrt(np.diagonal(A, axis1=1, axis2=2)) if content["jacobi"] else np.ones_like(b)
+    w, rows = np.zeros_like(b), [np.zeros_like(b)]
+    if content["run"] == "conjugate":
+        r, direction, before = b, 0.0, None
+        for _ in range(steps):
+            z = s * (s * r @ M)
+            rz = (r * z).sum(1, keepdims=True)
+            direction = z if before is None else z + rz / before * direction
+            image = np.einsum("pij,pj->pi", A, direction)
+            alpha = rz / (direction * image).sum(1, keepdims=True)
+            w, r, before = w + alpha * direction, r - alpha * image, rz
+            rows.append(w)
+        return np.stack(rows)
+    bank, past = np.array(content["bank"]), []
+    for step in range(steps):
+        past.append(s * (s * (b - np.einsum("pij,pj->pi", A, w)) @ M))
+        w = w + sum(bank[step, j] * z for j, z in enumerate(past))
+        rows.append(w)
+    return np.stack(rows)
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_solve_is_the_exported_recursion(name: str) -> None:
+    method, fresh = learned(name), regressions(count=8, seed=1)
+    A, b = (np.asarray(x) for x in (fresh.quadratics().A, fresh.quadratics().b))  # type: ignore[attr-defined]
+    iterates = by_hand(method, fresh, 5)
+    for steps in (3, 5):
+        solution = method.solve(fresh, steps=steps)
+        if (np.isin(solution.status, (0, 1))).all():
+            np.testing.assert_allclose(solution.value, iterates[steps], atol=1e-10)
+            norms_by_hand = np.linalg.norm(b - np.einsum("pij,kpj->kpi", A, iterates[: steps + 1]), axis=2)
+            np.testing.assert_allclose(solution.residuals, norms_by_hand.T, rtol=1e-7, atol=1e-10)
+            assert (solution.steps == steps).all()
+    assert np.isin(solution.status, (0, 1)).any()
+
+
+def test_errors_are_as_expected_on_fresh_problems() -> None:
+    fresh = regressions(count=200, seed=2)
+    for name in EACH:
+        method = learned(name)
+        found = np.median(relative_errors(fresh, method.solve(fresh).value))
+        expected = method.record.accuracy.median[-1]
+        assert 0.3 * expected < found < 3 * expected, name
+    assert learned(CONJUGATE).record.accuracy.median[-1] < 0.5 * learned("scalar").record.accuracy.median[-1]
+
+
+def test_the_register_is_the_least_squares_optimum() -> None:
+    """Against plain normal equations in powers of A: the smallest sum of squared energy errors."""
+    problems = systems(count=7, d=4)
+    quadratics: Any = problems.quadratics()
+    A, b = np.asarray(quadratics.A), np.asarray(quadratics.b)
+    best = np.linalg.solve(A, b[..., None])[..., 0]
+    weights = 1 / (b * best).sum(1)
+    register = best_register(quadratics, lambda v: v, jnp.asarray(weights), 3)
+    rows, targets, power = [], [], b
+    for _ in range(3):
+        rows.append(power)
+        power = np.einsum("pij,pj->pi", A, power)
+    K = np.stack(rows)
+    gram = np.einsum("kpi,pij,lpj,p->kl", K, A, K, weights)
+    targets = np.einsum("kpi,pi,p->k", K, b, weights)
+    q = np.linalg.solve(gram, targets)
+    optimum = np.einsum("k,kpi->pi", q, K)
+    bank, past, w = np.asarray(as_bank(register).gamma), [], np.zeros_like(b)
+    for step in range(3):
+        past.append(b - np.einsum("pij,pj->pi", A, w))
+        w = w + sum(bank[step, j] * z for j, z in enumerate(past))
+    np.testing.assert_allclose(w, optimum, rtol=1e-8, atol=1e-10)
+
+
+def test_conjugate_gradients_are_exact_after_d_steps() -> None:
+    quadratics: Any = systems(count=5, d=4).quadratics()
+    w, sizes = conjugate_steps(quadratics, lambda v: v, 4, lambda w, r: norms(r))
+    np.testing.assert_allclose(w, np.linalg.solve(quadratics.A, quadratics.b[..., None])[..., 0], rtol=1e-7)
+    assert (sizes[-1] < 1e-8).all()
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 9), st.integers(0, 10**6))
+def test_the_certificate_holds(steps: int, seed: int) -> None:
+    """Every eigenvalue inside the interval contracts, and just outside it does not."""
+    rng = np.random.default_rng(seed)
+    alpha, gamma = rng.uniform(0.1, 1.5, steps).tolist(), [0.0, *rng.uniform(0, 0.8, steps - 1)]
+    certificate = certify(alpha, gamma, (0.1, 1.0), True)
+    for n, reach in enumerate(certificate.reach, 1):
+        inside = np.linspace(0, reach, 3000)[1:]
+        assert (np.abs(residual_polynomials(alpha[:n], gamma[:n], inside)[-1]) <= 1).all()
+        outside = residual_polynomials(alpha[:n], gamma[:n], np.array([reach * (1 + 1e-4)]))[-1]
+        assert abs(outside[0]) > 1 - 1e-2
+    seen = residual_polynomials(alpha, gamma, np.linspace(0.1, 1, 500))[-1]
+    assert np.abs(seen).max() <= certificate.contraction + 1e-12
+
+
+def test_the_promise_holds_on_every_problem() -> None:
+    """For any problem with its eigenvalues in the interval: the error shrinks by max |p| or more."""
+    method = learned("scalar")
+    coefficients: Any = method.plan.coefficients
+    certificate = method.certificate
+    assert certificate is not None
+    assert certificate.reach[-1] >= 1.04 * certificate.seen[1]  # the guard's margin
+    rng = np.random.default_rng(5)
+    eigenvalues = rng.uniform(0.01, certificate.reach[-1] * 0.999, size=(40, 6))
+    Q = np.linalg.qr(rng.normal(size=(40, 6, 6)))[0]
+    A = np.einsum("pij,pj,pkj->pik", Q, eigenvalues, Q)
+    problems = lfom.LinearSystems((A + A.swapaxes(1, 2)) / 2, rng.normal(size=(40, 6)))
+    p = residual_polynomials(coefficients.alpha, coefficients.gamma, eigenvalues)[-1]
+    solution = method.solve(problems)
+    kept = np.isin(solution.status, (0, 1))  # a problem may be rescaled
+    assert kept.any()
+    assert (relative_errors(problems, solution.value)[kept] <= np.abs(p).max(1)[kept] + 1e-10).all()
+
+
+@pytest.mark.parametrize("kind", ["diagonal", "low-rank", "sine", "cosine", "full"])
+def test_preconditioners_are_symmetric_positive_definite_and_bounded(kind: str) -> None:
+    rng = np.random.default_rng(3)
+    shape, d = (3, 4), 12
+    logs = jnp.asarray(rng.normal(size=shape))
+    M: pre.Shared = {
+        "diagonal": pre.Diagonal(logs),
+        "low-rank": pre.LowRank(logs, jnp.asarray(rng.normal(size=(*shape, 2)))),
+        "sine": pre.Transformed(logs, "sine"),
+        "cosine": pre.Transformed(logs, "cosine"),
+        "full": pre.Full(jnp.asarray(rng.normal(size=(d, d))), jnp.asarray(0.1 * rng.normal(size=(d, d)))),
+    }[kind]
+    units = jnp.eye(d).reshape(d, *shape)
+    matrix = np.asarray(M(units)).reshape(d, d)
+    np.testing.assert_allclose(matrix, matrix.T, atol=1e-12)
+    assert np.linalg.eigvalsh(matrix).min() > 0
+    np.testing.assert_allclose(np.asarray(M.diagonal(units)).ravel(), np.diag(matrix), atol=1e-12)
+    c = jnp.asarray(rng.uniform(0, 2, size=(5, *shape)))
+    largest = [np.linalg.eigvals(matrix @ np.diag(np.asarray(one).ravel())).real.max() for one in c]
+    assert (np.asarray(M.bound(c)) >= np.array(largest) - 1e-10).all()
+
+
+def test_matrices_are_dominated_by_their_row_sums() -> None:
+    rng = np.random.default_rng(4)
+    A = rng.normal(size=(20, 5, 5))
+    A = A + A.swapaxes(1, 2)
+    c = Matrices(A=jnp.asarray(A), b=jnp.zeros((20, 5))).dominating(jnp.asarray(rng.uniform(0.1, 2, (20, 5))))
+    assert np.linalg.eigvalsh(np.einsum("pi,ij->pij", c, np.eye(5)) - A).min() > -1e-12
+
+
+def test_operators_and_grids() -> None:
+    problems = grids(count=14)
+    dense: Any = lfom.LinearSystems(matrices(problems.quadratics()), problems.b.reshape(14, -1))
+    method = lfom.learn(problems, 4, ["preconditioned:sine", "conjugate:sine"], iterations=0)
+    assert method.record.accuracy.how == "cross-validated"
+    assert any("rough figure" in text for text in method.warnings)
+    fresh = grids(count=3, seed=1)
+    solution = method.solve(fresh)
+    assert solution.value.shape == (3, 8, 8)
+    plain = lfom.learn(dense, 4, "conjugate:diagonal", iterations=0)
+    assert method.record.accuracy.median[-1] < plain.record.accuracy.median[-1]
+    more = method.solve(fresh, tolerance=1e-9)
+    assert (more.status == 10).all()
+    image = np.asarray(fresh.quadratics().times(more.value))
+    np.testing.assert_allclose(image, fresh.b, atol=1e-8 * np.abs(fresh.b).max() * 10)
+
+
+def test_convex_losses() -> None:
+    problems = classifications()
+    method = lfom.learn(problems, 5, ["scalar", "preconditioned:diagonal"], iterations=40)
+    fresh = classifications(count=12, seed=1)
+    solution = method.solve(fresh)
+    start = np.asarray(fresh.values(jnp.zeros((12, 4))))
+    assert (np.asarray(fresh.values(solution.value)) < start).all()
+    exact = method.solve(fresh, tolerance=1e-7, steps=500)
+    assert (exact.status // 10 == 1).all()
+    excess = (fresh.values(solution.value) - fresh.values(exact.value)) / (start - fresh.values(exact.value))
+    expected = method.record.accuracy.median[-1]
+    assert np.median(excess) < 5 * expected + 1e-9
+    assert "checked" in solution.path[0]
+    assert "line-searched gradient" in solution.meaning[3]
+
+
+def test_more_steps_and_tolerances() -> None:
+    fresh = regressions(count=6, seed=3)
+    for name in EACH:
+        method = learned(name)
+        longer = method.solve(fresh, steps=30)
+        assert relative_errors(fresh, longer.value).max() < 1e-5, name
+        met = method.solve(fresh, tolerance=1e-8)
+        assert (met.status // 10 == 1).all()
+        b = np.asarray(fresh.quadratics().b)
+        size = np.linalg.norm(b - np.asarray(fresh.quadratics().times(met.value)), axis=1)
+        assert (size <= 1e-8 * np.linalg.norm(b, axis=1)).all()
+        assert met.residuals.shape[1] >= met.steps.max() + 1
+        unmet = method.solve(fresh, steps=2, tolerance=1e-8)
+        assert (unmet.status // 10 == 2).all()
+        assert unmet.failed.all()
+        with pytest.raises(InputError, match=r"Pass \d\.?\d*e-\d+ or more"):
+            method.solve(fresh, tolerance=1e-17)
+
+
+def test_one_problem_is_a_batch_of_one() -> None:
+    fresh = regressions(count=5, seed=4)
+    for method in (learned("scalar"), learned(CONJUGATE)):
+        whole = method.solve(fresh)
+        one = method.solve(fresh[2])
+        np.testing.assert_allclose(one.value[0], whole.value[2], rtol=1e-9)
+    assert len(fresh[1:3]) == 2
+    with pytest.raises(InputError, match="does not exist"):
+        fresh[5]
+
+
+def test_pieces_change_nothing(
+    methods: dict[str, lfom.LearnedMethod], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fresh = regressions(count=12, seed=6)
+    whole = learned("scalar").solve(fresh)
+    monkeypatch.setattr("lfom.learning.batches.SMALL", 0)
+    monkeypatch.setattr("lfom.learning.batches.PIECE", sum(x.nbytes for x in jax.tree.leaves(fresh)) // 3)
+    jax.clear_caches()
+    pieces = learned("scalar").solve(fresh)
+    np.testing.assert_allclose(pieces.value, whole.value, rtol=1e-12)
+    np.testing.assert_array_equal(pieces.status, whole.status)
+
+
+def test_auto_picks_by_held_out_loss_and_says_what_it_left_out() -> None:
+    method = lfom.learn(regressions(count=12, d=8), 3, iterations=0)
+    scores = list(method.record.compared.values())
+    assert scores == sorted(scores)
+    assert method.structure.name == next(iter(method.record.compared))
+    assert any("too few for" in text and "full" in text for text in method.warnings)
+    told: list[str] = []
+    lfom.learn(regressions(count=12, d=8), 3, "scalar", watch=told.append)
+    assert any("trying scalar" in text for text in told)
+
+
+def test_float32() -> None:
+    single = learned(CONJUGATE).astype("float32")
+    fresh = regressions(count=6, seed=7, dtype=np.float32)
+    solution = single.solve(fresh)
+    assert solution.value.dtype == np.float32
+    double = learned(CONJUGATE).solve(regressions(count=6, seed=7))
+    np.testing.assert_allclose(solution.value, double.value, atol=1e-3)
+    with pytest.raises(InputError, match="float64 and these problems of float32"):
+        learned(CONJUGATE).solve(fresh)
+    own = lfom.learn(regressions(dtype=np.float32), 5, "preconditioned:full", iterations=3)
+    assert own.dtype == np.float32
+    assert (own.solve(fresh).status >= 0).all()
+
+
+def test_the_same_seed_learns_the_same_method() -> None:
+    again = lfom.learn(regressions(), 5, "preconditioned:full", iterations=3)
+    assert again.to_json() == learned("preconditioned:full").to_json()
+
+
+def test_names_of_structures() -> None:
+    for one in available((4, 4), True, False):
+        assert parse(one.name) == one
+    with pytest.raises(InputError, match="Did you mean"):
+        parse("conjugat")
+    with pytest.raises(InputError, match="unknown preconditioner"):
+        parse("conjugate:fulll")
+    with pytest.raises(InputError, match="only preconditioned and conjugate"):
+        parse("scalar:full")
+    with pytest.raises(InputError, match="does not exist for these problems"):
+        lfom.learn(regressions(), 3, "conjugate:sine")
+    with pytest.raises(InputError, match="does not exist for these problems"):
+        lfom.learn(classifications(), 3, "conjugate:full")
+
+
+def test_losses_and_operators_are_checked() -> None:
+    X, y = np.ones((12, 5, 3)), np.ones((12, 5))
+    with pytest.raises(InputError, match="failed"):
+        lfom.ConvexLosses(logistic, (X, y), size=4)
+    with pytest.raises(InputError, match="one number"):
+        lfom.ConvexLosses(lambda w, data: data[0] @ w, (X, y), size=3)
+    with pytest.raises(InputError, match="leading axis"):
+        lfom.ConvexLosses(logistic, (X, y[:3]), size=3)
+    with pytest.raises(InputError, match="leading axis"):
+        lfom.LinearSystems(diffusion, np.ones((3, 4, 4)), data=np.ones((4, 4)))
+    with pytest.raises(InputError, match="must return the same"):
+        lfom.LinearSystems(lambda data, v: v[:1], np.ones((3, 4)), data=np.ones(3))
+    minus = lfom.LinearSystems(lambda data, v: -data * v, np.ones((12, 4)), data=np.ones((12, 4)))
+    with pytest.raises(InputError, match="not positive definite"):
+        lfom.learn(minus)

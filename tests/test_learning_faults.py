@@ -1,0 +1,179 @@
+"""The fault test: 1,000 adversarial problems, and bad input. No wrong success, no trouble for others."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import lfom
+from lfom.checks import InputError
+from lfom.learning import statuses
+from tests.learned_problems import classifications, energies, grids, learned, regressions, systems
+
+pytestmark = pytest.mark.usefixtures("x64")
+METHODS = ["scalar", "diagonal", "preconditioned:full", "conjugate:jacobi+diagonal"]
+D = 6
+
+
+def adversarial(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Systems scaled by 1e-6 to 1e6, singular, indefinite by rounding, ill conditioned, with a few large
+    eigenvalues, zero, and of the family itself."""
+    rng = np.random.default_rng(seed)
+    Q = np.linalg.qr(rng.normal(size=(count, D, D)))[0]
+    low, high = rng.uniform(-8, 1, count), rng.uniform(-1, 2, count)
+    eigenvalues = 10 ** (low[:, None] + (high - low)[:, None] * rng.uniform(0, 1, (count, D)))
+    kind = rng.integers(0, 6, count)
+    eigenvalues[kind == 0, : D // 2] = 0  # singular, b outside the range
+    eigenvalues[kind == 1, 0] = -1e-16 * eigenvalues[kind == 1].max(1)  # indefinite by rounding
+    eigenvalues[kind == 2, 0] = 1e4  # far outside the interval
+    eigenvalues[kind == 3] = 0  # A = 0
+    A = np.einsum("pij,pj,pkj->pik", Q, eigenvalues, Q)
+    family: Any = systems(count=count, d=D, seed=seed + 1).quadratics()
+    A = np.where((kind == 5)[:, None, None], family.A, A)
+    b = rng.normal(size=(count, D))
+    inside = rng.integers(0, 2, count) == 0  # half of the singular ones have a solution
+    b = np.where((inside & (kind != 3))[:, None], np.einsum("pij,pj->pi", A, b), b)
+    A = A * 10 ** rng.uniform(-6, 6, count)[:, None, None]
+    return (A + A.swapaxes(1, 2)) / 2, b * 10 ** rng.uniform(-6, 6, count)[:, None]
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("name", METHODS)
+def test_a_thousand_adversarial_problems(name: str, dtype: Any) -> None:
+    A, b = (x.astype(dtype) for x in adversarial(1_000, seed=11))
+    problems, method = lfom.LinearSystems(A, b), learned(name).astype(dtype)
+    limit = 1e-3
+    for options in ({"steps": 12}, {"steps": 12, "tolerance": limit}):
+        solution = method.solve(problems, **options)  # type: ignore[arg-type]
+        check_no_wrong_success(problems, solution, limit if "tolerance" in options else None)
+        check_isolation(method, A, b, solution, options)
+
+
+def check_no_wrong_success(problems: Any, solution: lfom.Solution, limit: float | None) -> None:
+    value = np.asarray(solution.value)
+    assert np.isfinite(value).all()
+    eps = np.finfo(value.dtype).eps
+    b, A = np.asarray(problems.b, float), np.asarray(problems.A, float)
+    # f(0) = 0: nothing is worse than the start, whether it is called a success or not
+    assert (energies(problems, value) <= 100 * eps * np.abs(np.einsum("pi,pi->p", b, value))).all()
+    assert set(solution.status.tolist()) <= set(solution.meaning)
+    assert (~solution.failed).sum() > 400  # and most of those that can be solved are
+    impossible = np.abs(A).max(axis=(1, 2)) == 0
+    assert impossible.any()
+    assert solution.failed[impossible].all()
+    if limit is not None:
+        left = np.linalg.norm(b - np.einsum("pij,pj->pi", A, value), axis=1)
+        size = np.linalg.norm(b, axis=1)
+        rounding = 10 * eps * np.linalg.norm(A, axis=(1, 2)) * np.linalg.norm(value, axis=1)
+        met = ~solution.failed
+        assert (solution.status[met] // 10 == 1).all()
+        assert (left[met] <= limit * size[met] + rounding[met]).all()
+
+
+def check_isolation(method: Any, A: Any, b: Any, before: lfom.Solution, options: Any) -> None:
+    for bad in (np.nan, np.inf):
+        broken, side = A.copy(), b.copy()
+        broken[17, 2, 3] = broken[17, 3, 2] = bad
+        side[40, 1] = bad
+        after = method.solve(lfom.LinearSystems(broken, side), **options)
+        others = ~np.isin(np.arange(len(b)), (17, 40))
+        for part in ("value", "status", "steps", "residuals"):
+            now, then = (np.asarray(getattr(x, part))[others].tobytes() for x in (after, before))
+            assert now == then, part
+        assert (after.status[[17, 40]] == statuses.NOT_FINITE).all()
+        assert (np.asarray(after.value)[[17, 40]] == 0).all()
+
+
+def test_scaled_problems_are_solved_as_well_as_the_family() -> None:
+    fresh: Any = systems(count=20, seed=3)
+    for name in ("scalar", "preconditioned:full"):
+        plain = learned(name).solve(fresh)
+        for factor in (1e-6, 1e6):
+            scaled = learned(name).solve(lfom.LinearSystems(fresh.A * factor, fresh.b))
+            assert np.mean(scaled.status == statuses.RESCALED) > 0.8
+            assert (scaled.status >= 0).all()
+            assert any("rescaled" in path for path in scaled.path)
+            gain = np.median(scaled.residuals[:, -1] / scaled.residuals[:, 0])
+            assert gain < 3 * np.median(plain.residuals[:, -1] / plain.residuals[:, 0])
+
+
+def test_losses_fall_back_and_isolate() -> None:
+    method = lfom.learn(classifications(), 4, "scalar", iterations=0)
+    for dtype in (np.float64, np.float32):
+        fresh = classifications(count=10, seed=2, dtype=dtype)
+        X, y = (np.asarray(x) for x in fresh.data)
+        X = X * np.array([1, 1e-6, 1e-3, 1, 30, 1e3, 1e6, 1, 1, 1], dtype)[:, None, None]
+        first = method.astype(dtype).solve(lfom.ConvexLosses(fresh.loss, (X, y), 4), steps=8)
+        values = np.asarray(lfom.ConvexLosses(fresh.loss, (X, y), 4).values(first.value))
+        good = ~first.failed
+        assert (values[good] <= np.log(2) + 1e-6).all()
+        assert (values <= np.log(2) + 1e-6).all()
+        assert (first.status == statuses.FALLBACK).any()
+        X = X.copy()
+        X[7, 0, 0] = np.nan
+        second = method.astype(dtype).solve(lfom.ConvexLosses(fresh.loss, (X, y), 4), steps=8)
+        others = np.arange(10) != 7
+        assert np.asarray(second.value)[others].tobytes() == np.asarray(first.value)[others].tobytes()
+        assert second.status[7] == statuses.NOT_FINITE
+
+
+def test_operators_that_are_not_positive_definite_get_a_status() -> None:
+    method = lfom.learn(grids(count=12), 4, "conjugate:diagonal", iterations=0)
+    fresh = grids(count=4, seed=2)
+    k = np.asarray(fresh.data).copy()
+    k[1] *= -1
+    solution = method.solve(lfom.LinearSystems(fresh.operator, fresh.b, data=k))
+    assert solution.status[1] == statuses.NOT_DEFINITE
+    assert (solution.status[[0, 2, 3]] == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: lfom.LinearSystems(np.triu(np.ones((2, 3, 3))), np.ones((2, 3))), "not symmetric"),
+        (lambda: lfom.LinearSystems(-np.eye(3)[None], np.ones((1, 3))), "indefinite"),
+        (lambda: lfom.LinearSystems(np.diag([1.0, 1, -0.1])[None], np.ones((1, 3))), "indefinite"),
+        (lambda: lfom.LinearSystems(np.eye(3)[None], np.ones((2, 3))), "asks for"),
+        (lambda: lfom.LinearSystems(np.ones((2, 3, 4)), np.ones((2, 3))), "square"),
+        (lambda: lfom.LinearSystems(np.eye(3)[None], np.ones((1, 3), np.float32)), "dtype"),
+        (lambda: lfom.LeastSquaresProblems(np.ones((2, 5, 3)), np.ones((2, 5)), ridge=-0.1), "ridge is -0.1"),
+        (lambda: lfom.LeastSquaresProblems(np.ones((2, 5, 3)), np.ones((2, 4))), "asks for"),
+        (lambda: lfom.LeastSquaresProblems(np.ones((5, 3)), np.ones(5)), "X has shape"),
+        (
+            lambda: lfom.LeastSquaresProblems(np.ones((2, 5, 3)), np.ones((2, 5)), np.ones(3)),
+            "ridge has shape",
+        ),
+        (lambda: lfom.learn(regressions(count=9)), "too few"),
+        (lambda: lfom.learn(np.ones(3)), "takes problems"),  # type: ignore[arg-type]
+        (lambda: lfom.learn(regressions(), 0), "steps is 0"),
+    ],
+)
+def test_bad_input_is_refused(make: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        make()
+
+
+def test_nothing_is_learned_from_broken_problems() -> None:
+    good: Any = systems(count=12)
+    A, b = np.asarray(good.A).copy(), np.asarray(good.b).copy()
+    b[3] = 0
+    with pytest.raises(InputError, match="problem 3 has a right-hand side of zeros"):
+        lfom.learn(lfom.LinearSystems(A, b))
+    b[3, 0] = np.nan
+    with pytest.raises(InputError, match="problem 3 holds NaN"):
+        lfom.learn(lfom.LinearSystems(A, b))
+    A[3] = np.diag([0.0, 1, 1, 1, 1, 1])
+    b[3] = 1
+    with pytest.raises(InputError, match="problem 3 has no solution"):
+        lfom.learn(lfom.LinearSystems(A, b))
+
+
+def test_another_family_is_refused() -> None:
+    method = learned("scalar")
+    with pytest.raises(InputError, match=r"unknowns of shape \(6,\)"):
+        method.solve(systems(count=2, d=5))
+    with pytest.raises(InputError, match="learned from least squares, and these are convex losses"):
+        method.solve(classifications(count=2))
+    with pytest.raises(InputError, match="takes problems"):
+        method.solve(np.ones((2, 6)))  # type: ignore[arg-type]
+    assert (method.solve(regressions(count=2, d=6)).status >= 0).all()  # least squares are systems

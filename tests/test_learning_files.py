@@ -1,0 +1,194 @@
+"""Method files and the commands lfom learn, solve and inspect, as a user runs them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import safetensors.numpy
+from typer.testing import CliRunner
+
+import lfom
+from lfom.checks import InputError
+from lfom.cli import app
+from tests.learned_problems import learned, regressions
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+
+@pytest.mark.parametrize(
+    "name", ["scalar", "diagonal", "preconditioned:jacobi+low-rank", "preconditioned:full"]
+)
+def test_a_file_gives_back_the_method(name: str, tmp_path: Path) -> None:
+    method, path = learned(name), tmp_path / "method.safetensors"
+    method.save(path)
+    again = lfom.load_method(path)
+    assert again.to_json() == method.to_json()
+    assert again.record == method.record
+    assert again.certificate == method.certificate
+    assert again.promise == method.promise
+    fresh = regressions(count=8, seed=1)
+    assert np.asarray(again.solve(fresh).value).tobytes() == np.asarray(method.solve(fresh).value).tobytes()
+    content = path.read_bytes()
+    again.save(path)
+    assert path.read_bytes() == content
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+
+
+def rewritten(path: Path, **changes: Any) -> None:
+    content = path.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    facts = json.loads(json.loads(content[8 : 8 + size])["__metadata__"]["lfom"])
+    tensors = safetensors.numpy.load(content)
+    path.write_bytes(safetensors.numpy.save(tensors, {"lfom": json.dumps(facts | changes)}))
+
+
+def test_damaged_and_foreign_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "method.safetensors"
+    learned("scalar").save(path)
+    good = path.read_bytes()
+
+    def refused(message: str) -> None:
+        before = path.read_bytes()
+        with pytest.raises(InputError, match=message):
+            lfom.load_method(path)
+        assert path.read_bytes() == before
+
+    for cut in (0, 7, 100, len(good) // 2, len(good) - 1):
+        path.write_bytes(good[:cut])
+        refused("damaged, truncated or not")
+    path.write_bytes(b"PK" + good)
+    refused("damaged, truncated or not")
+    path.write_bytes(safetensors.numpy.save({"x": np.zeros(3)}))
+    refused("something else")
+    for changes, message in (
+        ({"version": 2}, "version 2, written by lfom"),
+        ({"version": 0}, "version 0"),
+        ({"format": "lfom checkpoint"}, "not a 'lfom method'"),
+        ({"structure": {}}, "wrong kind"),
+        ({"coefficients": "Other"}, "wrong kind"),
+        ({"tensors": {"none": ["float64", [1]]}}, "missing or changed"),
+    ):
+        path.write_bytes(good)
+        rewritten(path, **changes)
+        refused(message)
+    with pytest.raises(InputError, match="does not exist"):
+        lfom.load_method(tmp_path / "none")
+    with pytest.raises(InputError, match="cannot be written"):
+        learned("scalar").save(tmp_path / "no" / "method.safetensors")
+
+
+def test_another_precision_is_refused_or_converted(tmp_path: Path) -> None:
+    path = tmp_path / "method.safetensors"
+    learned("scalar").save(path)
+    with jax.enable_x64(False):
+        with pytest.raises(InputError, match="float64, and JAX computes in float32"):
+            lfom.load_method(path)
+        single = lfom.load_method(path, dtype="float32")
+        assert single.dtype == np.float32
+        assert single.floor > 1e6 * learned("scalar").floor
+        with pytest.raises(InputError, match="enable it first"):
+            single.astype("float64")
+
+
+def write(path: Path, problems: Any, **changes: Any) -> Path:
+    arrays = {"X": problems.X, "y": problems.y, "ridge": problems.ridge} | changes
+    np.savez(path, **{name: np.asarray(value) for name, value in arrays.items()})  # type: ignore[arg-type]
+    return path
+
+
+def test_learn_solve_inspect(tmp_path: Path) -> None:
+    runner = CliRunner(env={"COLUMNS": "80"})
+    method, out = tmp_path / "method.safetensors", tmp_path / "solutions.npz"
+    problems = write(tmp_path / "problems.npz", regressions())
+    options = ["--steps", "5", "--structure", "scalar,preconditioned:full", "--out", str(method)]
+    result = runner.invoke(app, ["learn", str(problems), *options], catch_exceptions=False)
+    assert result.exit_code == 0
+    assert max(len(line) for line in result.stdout.splitlines() if str(tmp_path) not in line) <= 80
+    assert "preconditioned:full, 5 steps, float64" in result.stdout
+    assert "Promise" in result.stdout
+    before = method.read_bytes()
+    refused = runner.invoke(app, ["learn", str(problems), *options])
+    assert "--force" in str(refused.exception)
+    assert method.read_bytes() == before
+
+    fresh = regressions(count=8, seed=1)
+    X = np.asarray(fresh.X).copy()
+    more = write(tmp_path / "fresh.npz", fresh)
+    result = runner.invoke(app, ["solve", str(method), str(more), "--out", str(out)], catch_exceptions=False)
+    assert result.exit_code == 0
+    assert max(len(line) for line in result.stdout.splitlines() if str(tmp_path) not in line) <= 80
+    with np.load(out) as content:
+        assert content["w"].shape == (8, 6)
+        assert content["residuals"].shape == (8, 6)
+        assert content["status"].dtype == np.int64
+        assert (content["steps"] == 5).all()
+        meaning = dict(zip(content["meaning_of"].tolist(), content["meaning"].tolist(), strict=True))
+        assert all("did the steps" in meaning[s] for s in content["status"].tolist())
+        w = content["w"]
+    with jax.enable_x64(True):
+        np.testing.assert_array_equal(w, np.asarray(lfom.load_method(method).solve(fresh).value))
+
+    X[3, 0, 0] = np.nan
+    write(more, fresh, X=X)
+    result = runner.invoke(app, ["solve", str(method), str(more), "--out", str(out), "--force", "--json"])
+    assert result.exit_code == 1
+    rows = json.loads(result.stdout)
+    assert rows[0]["status"] == -1
+    assert rows[0]["problems"] == 1
+    with np.load(out) as content:
+        assert content["status"][3] == -1
+        np.testing.assert_array_equal(np.delete(content["w"], 3, 0), np.delete(w, 3, 0))
+
+    result = runner.invoke(app, ["inspect", str(method)], catch_exceptions=False)
+    assert result.exit_code == 0
+    assert "quartiles" in result.stdout
+    assert (tmp_path / "method.png").read_bytes()[:4] == b"\x89PNG"
+    result = runner.invoke(app, ["inspect", str(method), "--json", "--no-plot"], catch_exceptions=False)
+    shown = json.loads(result.stdout)
+    assert len(shown["accuracy"]) == 6
+    assert shown["accuracy"][0]["median"] == 1
+    assert shown["interval"][1] > shown["eigenvalues_seen"][1]
+    assert shown["contraction"] < 1
+
+
+def test_bad_files_of_problems_write_nothing(tmp_path: Path) -> None:
+    method, out, file = tmp_path / "method.safetensors", tmp_path / "out.npz", tmp_path / "problems.npz"
+    learned("scalar").save(method)
+    out.write_bytes(b"precious")
+
+    def refused(message: str, *arguments: str) -> None:
+        command = arguments or ("solve", str(method), str(file), "--out", str(out), "--force")
+        result = CliRunner().invoke(app, list(command))
+        assert isinstance(result.exception, InputError), result.output
+        assert message in str(result.exception)
+        assert out.read_bytes() == b"precious"
+
+    fresh = regressions(count=4, seed=1)
+    refused("does not exist")
+    file.write_bytes(b"nothing")
+    refused("cannot be read as .npz")
+    np.savez(file, X=np.ones((2, 3, 4)))
+    refused("it must hold X")
+    np.savez(file, X=np.array([{}]), y=np.ones(1))  # needs pickle
+    refused("cannot be read as .npz")
+    write(file, fresh, ridge=-1.0)
+    refused("ridge is -1")
+    write(file, fresh, y=np.ones((4, 3)))
+    refused("asks for")
+    write(file, regressions(count=4, d=5))
+    refused("shape (6,)")
+    write(file, regressions(count=4, dtype=np.float32))
+    refused("float64 and these problems of float32")
+    np.savez(file, A=np.triu(np.ones((2, 6, 6))), b=np.ones((2, 6)))
+    refused("not symmetric")
+    np.savez(file, A=-np.eye(6)[None], b=np.ones((1, 6)))
+    refused("indefinite")
+    write(file, fresh)
+    refused("Pass", "solve", str(method), str(file), "--out", str(out), "--force", "--tolerance", "1e-18")
+    refused("--force", "solve", str(method), str(file), "--out", str(out))
+    refused("is a folder", "solve", str(method), str(file), "--out", str(tmp_path))
+    refused("too few", "learn", str(file), "--out", str(tmp_path / "new.safetensors"))
+    assert not (tmp_path / "new.safetensors").exists()
