@@ -160,7 +160,8 @@ class AnyOf(Distribution):
             )
         which, own = jax.random.split(key)
         index = jax.random.choice(which, len(self.parts), p=jnp.asarray(self.weights))
-        return jax.lax.switch(index, [part.prompt for part in self.parts], own)
+        branches = [lambda key, part=part: part.prompt(key) for part in self.parts]
+        return jax.lax.switch(index, branches, own)
 
     def quadratics(self, key: PRNGKeyArray, count: int) -> Quadratic:
         ends = np.rint(np.cumsum(self.weights) * checks.count("count", count)).astype(int)

@@ -21,7 +21,7 @@ from jax import Array
 from lfom import checks
 from lfom.adaptation.held_out import context_error, fold_size, hold_out
 from lfom.adaptation.per_prompt import STEPS, PerPrompt, no_gates, with_gates
-from lfom.adaptation.shared import Budget, build, chunked, fit_shared, total_losses, vectors_of
+from lfom.adaptation.shared import Budget, build, chunked, fit_shared, total_losses, vector_of
 from lfom.checks import InputError
 from lfom.preconditioners import Full, One, Shared
 from lfom.problems import Quadratic
@@ -235,7 +235,7 @@ def _shared(
         )
         contexts = None if n < 2 else _folded(X[:, judge_on], y[:, judge_on], fold_size(n, folds))
     template = models[0]
-    start = vectors_of(template, models)
+    start = np.stack([vector_of(one) for one in models])
     found = fit_shared(template, kinds, start, chunked(sets), chunked(judging), budget, watch)
     tokens = n * (prompts if fitted == prompts else prompts - fitted)
     if contexts is None:  # a single token cannot be held out: the labels alone have judged

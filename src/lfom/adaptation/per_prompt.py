@@ -85,7 +85,7 @@ def no_gates(model: Any) -> str:
     )
 
 
-def with_gates(model: Mixture, gates: Array) -> Mixture:
+def with_gates(model: Mixture, gates: Any) -> Mixture:
     return eqx.tree_at(lambda m: m.gates, model, gates)
 
 

@@ -23,6 +23,7 @@ from lfom.unroll import Mixture, last_residual
 
 DAMPING = (1e-6, 1e-3, 1e-1, 1.0)  # steps tried, relative to diag(J^T J)
 GAIN = 1e-4  # a relative gain below this in every run ends the adaptation
+_starts = eqx.filter_jit(starts)
 CHUNK = 4_000  # prompts, or folds of prompts, at a time
 
 
@@ -99,14 +100,18 @@ def _all(model: Any) -> Parameters:
     return Parameters(model, np.zeros(size, bool), np.zeros(size, int))
 
 
-def vectors_of(model: Any, models: list[Any]) -> np.ndarray:
-    """The numbers of one model per run, (runs, all)."""
-    known = _all(model)
-    return np.stack([np.asarray(known.vector(one)) for one in models])
+def vector_of(model: Any) -> np.ndarray:
+    """All numbers of a model, in the order of `Parameters`."""
+    return np.concatenate([np.ravel(array) for array in jax.tree.leaves(eqx.filter(model, eqx.is_array))])
 
 
 def build(model: Any, vector: np.ndarray) -> Any:
-    return _all(model).build(jnp.asarray(vector))
+    """The model with these numbers."""
+    arrays, static = eqx.partition(model, eqx.is_array)
+    leaves, structure = jax.tree.flatten(arrays)
+    parts = np.split(vector, np.cumsum([leaf.size for leaf in leaves])[:-1])
+    shaped = [jnp.asarray(part.reshape(leaf.shape)) for part, leaf in zip(parts, leaves, strict=True)]
+    return eqx.combine(jax.tree.unflatten(structure, shaped), static)
 
 
 def fit_shared(
@@ -157,4 +162,4 @@ def fit_shared(
 
 def _with_starts(model: Mixture, vector: np.ndarray) -> np.ndarray:
     own = build(model, vector)
-    return vectors_of(model, [with_gates(own, gates) for gates in starts(own)])
+    return np.stack([vector_of(with_gates(own, gates)) for gates in np.asarray(_starts(own))])
