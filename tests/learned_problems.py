@@ -38,7 +38,7 @@ def diffusion(data: Any, v: jax.Array) -> jax.Array:
     return total
 
 
-def grids(count: int = 16, side: int = 8, seed: int = 0, dtype: Any = np.float64) -> lfom.LinearSystems:
+def grids(count: int = 16, side: int = 6, seed: int = 0, dtype: Any = np.float64) -> lfom.LinearSystems:
     rng = np.random.default_rng(seed)
     k = np.exp(0.5 * rng.normal(size=(count, side, side)))
     b = rng.normal(size=(count, side, side))
@@ -73,6 +73,18 @@ def learned(name: str) -> lfom.LearnedMethod:
     """A method of five steps for regressions of six unknowns, in float64."""
     with jax.enable_x64(True):
         return lfom.learn(regressions(), 5, name, iterations=GRADIENT_STEPS[name])
+
+
+@functools.cache
+def learned_on_grids() -> lfom.LearnedMethod:
+    with jax.enable_x64(True):
+        return lfom.learn(grids(count=50), 4, ["preconditioned:sine", "conjugate:sine"], iterations=0)
+
+
+@functools.cache
+def learned_from_losses() -> lfom.LearnedMethod:
+    with jax.enable_x64(True):
+        return lfom.learn(classifications(), 4, "preconditioned:diagonal", iterations=30)
 
 
 def energies(problems: Any, w: Any) -> np.ndarray:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import lfom
 from lfom.checks import InputError
 from lfom.learning import preconditioners as pre
+from lfom.learning.batches import piece
 from lfom.learning.certificate import certify, residual_polynomials
 from lfom.learning.quadratics import Matrices, matrices, norms
 from lfom.learning.steps import as_bank, best_register, conjugate_steps
@@ -23,6 +24,8 @@ from tests.learned_problems import (
     diffusion,
     grids,
     learned,
+    learned_from_losses,
+    learned_on_grids,
     logistic,
     regressions,
     relative_errors,
@@ -32,6 +35,7 @@ from tests.learned_problems import (
 pytestmark = pytest.mark.usefixtures("x64")
 EACH = list(GRADIENT_STEPS)
 CONJUGATE = "conjugate:jacobi+diagonal"
+SOME = ["scalar", "preconditioned:full", CONJUGATE]
 
 
 def by_hand(method: lfom.LearnedMethod, problems: Any, steps: int) -> np.ndarray:
@@ -87,7 +91,7 @@ def test_solve_is_the_exported_recursion(name: str) -> None:
 
 def test_errors_are_as_expected_on_fresh_problems() -> None:
     fresh = regressions(count=200, seed=2)
-    for name in EACH:
+    for name in SOME:
         method = learned(name)
         found = np.median(relative_errors(fresh, method.solve(fresh).value))
         expected = method.record.accuracy.median[-1]
@@ -192,41 +196,34 @@ def test_matrices_are_dominated_by_their_row_sums() -> None:
 
 
 def test_operators_and_grids() -> None:
-    problems = grids(count=14)
-    dense: Any = lfom.LinearSystems(matrices(problems.quadratics()), problems.b.reshape(14, -1))
-    method = lfom.learn(problems, 4, ["preconditioned:sine", "conjugate:sine"], iterations=0)
-    assert method.record.accuracy.how == "cross-validated"
-    assert any("rough figure" in text for text in method.warnings)
-    fresh = grids(count=3, seed=1)
-    solution = method.solve(fresh)
-    assert solution.value.shape == (3, 8, 8)
-    plain = lfom.learn(dense, 4, "conjugate:diagonal", iterations=0)
-    assert method.record.accuracy.median[-1] < plain.record.accuracy.median[-1]
-    more = method.solve(fresh, tolerance=1e-9)
-    assert (more.status == 10).all()
-    image = np.asarray(fresh.quadratics().times(more.value))
-    np.testing.assert_allclose(image, fresh.b, atol=1e-8 * np.abs(fresh.b).max() * 10)
+    method, fresh = learned_on_grids(), grids(count=4, seed=1)
+    assert method.structure.name == "conjugate:sine"
+    assert method.record.accuracy.median[-1] < 0.1  # conjugate gradients alone reach 0.25 and Jacobi's 0.2
+    solution = method.solve(fresh, tolerance=1e-9)
+    assert solution.value.shape == (4, 6, 6)
+    assert (solution.status == 10).all()
+    A = np.asarray(matrices(fresh.quadratics()))
+    expected = np.linalg.solve(A, np.asarray(fresh.b).reshape(4, 36, 1)).reshape(4, 6, 6)
+    np.testing.assert_allclose(solution.value, expected, rtol=1e-6, atol=1e-8)
 
 
 def test_convex_losses() -> None:
-    problems = classifications()
-    method = lfom.learn(problems, 5, ["scalar", "preconditioned:diagonal"], iterations=40)
-    fresh = classifications(count=12, seed=1)
-    solution = method.solve(fresh)
-    start = np.asarray(fresh.values(jnp.zeros((12, 4))))
-    assert (np.asarray(fresh.values(solution.value)) < start).all()
+    method, fresh = learned_from_losses(), classifications(count=10, seed=1)
+    start = np.asarray(fresh.values(jnp.zeros((10, 4))))
     exact = method.solve(fresh, tolerance=1e-7, steps=500)
     assert (exact.status // 10 == 1).all()
-    excess = (fresh.values(solution.value) - fresh.values(exact.value)) / (start - fresh.values(exact.value))
-    expected = method.record.accuracy.median[-1]
-    assert np.median(excess) < 5 * expected + 1e-9
+    solution = method.solve(fresh, steps=4)
+    best = np.asarray(fresh.values(exact.value))
+    excess = (np.asarray(fresh.values(solution.value)) - best) / (start - best)
+    assert np.median(excess) < 5 * method.record.accuracy.median[-1] + 1e-9
+    assert method.record.accuracy.median[-1] < 0.02
     assert "checked" in solution.path[0]
     assert "line-searched gradient" in solution.meaning[3]
 
 
 def test_more_steps_and_tolerances() -> None:
     fresh = regressions(count=6, seed=3)
-    for name in EACH:
+    for name in SOME:
         method = learned(name)
         longer = method.solve(fresh, steps=30)
         assert relative_errors(fresh, longer.value).max() < 1e-5, name
@@ -245,7 +242,7 @@ def test_more_steps_and_tolerances() -> None:
 
 def test_one_problem_is_a_batch_of_one() -> None:
     fresh = regressions(count=5, seed=4)
-    for method in (learned("scalar"), learned(CONJUGATE)):
+    for method in (learned("scalar"),):
         whole = method.solve(fresh)
         one = method.solve(fresh[2])
         np.testing.assert_allclose(one.value[0], whole.value[2], rtol=1e-9)
@@ -254,17 +251,16 @@ def test_one_problem_is_a_batch_of_one() -> None:
         fresh[5]
 
 
-def test_pieces_change_nothing(
-    methods: dict[str, lfom.LearnedMethod], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fresh = regressions(count=12, seed=6)
-    whole = learned("scalar").solve(fresh)
+def test_pieces_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    method, fresh = learned("scalar"), regressions(count=14, seed=6)
+    assert piece(fresh) == 14
     monkeypatch.setattr("lfom.learning.batches.SMALL", 0)
     monkeypatch.setattr("lfom.learning.batches.PIECE", sum(x.nbytes for x in jax.tree.leaves(fresh)) // 3)
-    jax.clear_caches()
-    pieces = learned("scalar").solve(fresh)
-    np.testing.assert_allclose(pieces.value, whole.value, rtol=1e-12)
-    np.testing.assert_array_equal(pieces.status, whole.status)
+    assert piece(fresh) == 2
+    solution = method.solve(fresh)  # of a size that was not compiled before
+    kept = np.isin(solution.status, (0, 1))
+    assert kept.any()
+    np.testing.assert_allclose(solution.value[kept], by_hand(method, fresh, 5)[-1][kept], atol=1e-10)
 
 
 def test_auto_picks_by_held_out_loss_and_says_what_it_left_out() -> None:
@@ -287,7 +283,7 @@ def test_float32() -> None:
     np.testing.assert_allclose(solution.value, double.value, atol=1e-3)
     with pytest.raises(InputError, match="float64 and these problems of float32"):
         learned(CONJUGATE).solve(fresh)
-    own = lfom.learn(regressions(dtype=np.float32), 5, "preconditioned:full", iterations=3)
+    own = lfom.learn(regressions(dtype=np.float32), 5, "scalar")
     assert own.dtype == np.float32
     assert (own.solve(fresh).status >= 0).all()
 

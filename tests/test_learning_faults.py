@@ -8,7 +8,16 @@ import pytest
 import lfom
 from lfom.checks import InputError
 from lfom.learning import statuses
-from tests.learned_problems import classifications, energies, grids, learned, regressions, systems
+from tests.learned_problems import (
+    classifications,
+    energies,
+    grids,
+    learned,
+    learned_from_losses,
+    learned_on_grids,
+    regressions,
+    systems,
+)
 
 pytestmark = pytest.mark.usefixtures("x64")
 METHODS = ["scalar", "diagonal", "preconditioned:full", "conjugate:jacobi+diagonal"]
@@ -98,7 +107,7 @@ def test_scaled_problems_are_solved_as_well_as_the_family() -> None:
 
 
 def test_losses_fall_back_and_isolate() -> None:
-    method = lfom.learn(classifications(), 4, "scalar", iterations=0)
+    method = learned_from_losses()
     for dtype in (np.float64, np.float32):
         fresh = classifications(count=10, seed=2, dtype=dtype)
         X, y = (np.asarray(x) for x in fresh.data)
@@ -118,7 +127,7 @@ def test_losses_fall_back_and_isolate() -> None:
 
 
 def test_operators_that_are_not_positive_definite_get_a_status() -> None:
-    method = lfom.learn(grids(count=12), 4, "conjugate:diagonal", iterations=0)
+    method = learned_on_grids()
     fresh = grids(count=4, seed=2)
     k = np.asarray(fresh.data).copy()
     k[1] *= -1
