@@ -45,6 +45,10 @@ def setting(d: int, depth: int, depths: tuple[int, ...] | None = None) -> Settin
     return Setting(sources(data, chunk=50, hold_out=0.2), depths or (depth,), depth, jax.random.key(4), None)
 
 
+def spanned(first: int, last: int, depths: int = 1) -> tuple[jax.Array, ...]:
+    return jnp.asarray(first), jnp.asarray(last), jnp.full(depths, last)
+
+
 def matrix_of(model: Method, d: int) -> jax.Array:
     reader = model.reader
     assert isinstance(reader, Gradient)
@@ -74,7 +78,7 @@ def test_normal_equations_are_those_of_automatic_differentiation(
     model = started(options, d, depth)
     chosen, here = parameters(model), setting(d, depth)
     vectors = np.asarray(chosen.vector(model))[None, None]
-    span = (here.keys(0, 0), jnp.asarray(0), jnp.asarray(2))
+    span = (here.keys(0, 0), *spanned(0, 2))
     plain, fast = direct.Direct(chosen, here), krylov.Krylov(chosen, here)
     wanted = [np.asarray(a)[0, 0] for a in plain.equations(vectors, *span)]
     normal, slope = (np.asarray(a)[0, 0] for a in fast.equations(vectors, *span))
@@ -96,7 +100,7 @@ def test_scores_are_those_of_the_plain_view(x64: None) -> None:
     chosen, here = parameters(model), setting(3, 3)
     vector = np.asarray(chosen.vector(model))
     candidates = np.stack([vector, 0.9 * vector, 1.05 * vector])[None, None]
-    span = (here.keys(0, 0), jnp.asarray(1), jnp.asarray(3))
+    span = (here.keys(0, 0), *spanned(1, 3))
     for ours, wanted in zip(
         krylov.Krylov(chosen, here).score(candidates, *span),
         direct.Direct(chosen, here).score(candidates, *span),
@@ -112,7 +116,7 @@ def test_a_step_reaches_the_minimum_of_the_quadratic_model(memory: str, x64: Non
     chosen, here = parameters(model), setting(3, 2)
     view = krylov.Krylov(chosen, here)
     vectors = np.asarray(chosen.vector(model))[None, None]
-    span = (here.keys(0, 0), jnp.asarray(0), jnp.asarray(4))
+    span = (here.keys(0, 0), *spanned(0, 4))
     normal, slope = (np.asarray(a) for a in view.equations(vectors, *span))
     tried = view.candidates(vectors, normal, slope, DAMPING)[:, :, 1]  # the least damped
     _, left = (np.asarray(a) for a in view.equations(tried, *span))
@@ -125,7 +129,7 @@ def test_steps_keep_the_scale_that_m_and_c_share(x64: None) -> None:
     chosen, here = parameters(model), setting(3, 2)
     view = krylov.Krylov(chosen, here)
     vectors = np.asarray(chosen.vector(model))[None, None]
-    span = (here.keys(0, 0), jnp.asarray(0), jnp.asarray(4))
+    span = (here.keys(0, 0), *spanned(0, 4))
     tried = view.candidates(vectors, *(np.asarray(a) for a in view.equations(vectors, *span)), (1e-6, 1e-2))
     mean = here.pilot.mean_gram[0]
     sizes = [np.sum(matrix_of(chosen.build(jnp.asarray(v)), 3) * mean) for v in tried[0, 0]]
@@ -138,7 +142,7 @@ def test_layers_that_are_switched_off_do_not_count(x64: None) -> None:
     chosen, here = parameters(model), setting(2, 3, (1, 3))
     view = krylov.Krylov(chosen, here)
     vectors = np.repeat(np.asarray(chosen.vector(model))[None, None], 2, axis=1)
-    span = (here.keys(0, 0), jnp.asarray(0), jnp.asarray(2))
+    span = (here.keys(0, 0), *spanned(0, 2, 2))
     tried = view.candidates(vectors, *(np.asarray(a) for a in view.equations(vectors, *span)), (1e-3,))
     c = view.coordinates(tried[:, :, 1])[0, :, 3:]
     assert np.all(c[0, 1:] == 0)
@@ -167,8 +171,25 @@ def test_prompts_with_one_query_each(x64: None) -> None:
     here = Setting(sources(prompts, chunk=20, hold_out=0.0), (2,), 2, jax.random.key(4), None)
     chosen = parameters(model)
     vectors = np.asarray(chosen.vector(model))[None, None]
-    span = (here.keys(0, 0), jnp.asarray(0), jnp.asarray(2))
+    span = (here.keys(0, 0), *spanned(0, 2))
     total = krylov.Krylov(chosen, here).score(vectors[:, :, None], *span)[0]
     quadratics = jax.vmap(Quadratic.of, out_axes=-1)(prompts)
     wanted = jnp.sum(quadratics.residual(unroll(model, quadratics)[-1]) ** 2)
     np.testing.assert_allclose(total[0, 0, 0], wanted, rtol=1e-10)
+
+
+def test_each_depth_stops_at_its_limit(x64: None) -> None:
+    model = started({"memory": "none"}, 2, 2)
+    chosen, here = parameters(model), setting(2, 2, (1, 2))
+    view = krylov.Krylov(chosen, here)
+    vectors = np.repeat(np.asarray(chosen.vector(model))[None, None], 2, axis=1)
+    keys = here.keys(0, 0)
+
+    def sums(limits: list[int]) -> np.ndarray:
+        span = (jnp.asarray(0), jnp.asarray(3), jnp.asarray(limits))
+        return np.asarray(view.score(vectors[:, :, None], keys, *span)[0])[0, :, 0]
+
+    all_of_it = sums([3, 3])
+    np.testing.assert_allclose(sums([1, 3])[1], all_of_it[1])
+    one = np.asarray(view.score(vectors[:, :, None], keys, *spanned(0, 1, 2))[0])[0, 0, 0]
+    np.testing.assert_allclose(sums([1, 3])[0], one)

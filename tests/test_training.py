@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -87,7 +88,10 @@ def test_stages_train_what_they_name() -> None:
     np.testing.assert_array_equal(first.memory.gamma, start.memory.gamma)
     np.testing.assert_array_equal(first.memory.alpha, start.memory.alpha)
     np.testing.assert_array_equal(trained.reader.A.scale, first.reader.A.scale)
-    assert not np.array_equal(trained.memory.gamma[1:], first.memory.gamma[1:])
+    moved = eqx.tree_at(lambda m: m.reader.A.scale, start, jnp.asarray([0.5, 0.5]))
+    only = fit(moved, data, key=KEY, train="coefficients", start="model").model()
+    np.testing.assert_array_equal(only.reader.A.scale, [0.5, 0.5])
+    assert not np.array_equal(only.memory.gamma[1:], start.memory.gamma[1:])
 
 
 def test_a_fixed_set_is_fitted_or_generalised_from() -> None:

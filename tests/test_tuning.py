@@ -1,14 +1,17 @@
 """Step sizes found by search against those known in closed form, and against the notes."""
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lfom import PUBLISHED_SPECTRUM, LinearRegression, gradient_descent, momentum, tune
+from lfom import PUBLISHED_SPECTRUM, LinearRegression, gradient_descent, momentum, nesterov, tune
 from lfom.problems import Quadratic
+from lfom.tuning import _mean_losses
+from lfom.unroll import losses
 from tests.helpers import draw_quadratics
 
 
@@ -39,3 +42,13 @@ def test_the_tuned_baselines_of_the_notes() -> None:
     with_momentum = tune(momentum, sample, steps=4, parameters=2)
     assert math.log(descent.loss) == pytest.approx(0.188, abs=0.02)
     assert math.log(with_momentum.loss) == pytest.approx(-0.137, abs=0.02)
+
+
+@pytest.mark.parametrize(("build", "count"), [(gradient_descent, 1), (momentum, 2), (nesterov, 2)])
+def test_moments_tell_the_same_losses_as_the_prompts(build: Any, count: int) -> None:
+    sample = LinearRegression([1.0, 0.5, 0.25], context=6, noise=0.3).quadratics(jax.random.key(0), 500)
+    values = np.asarray([[0.7, 0.4], [1.1, 0.2], [0.1, 0.9]])[:, :count]
+    found = _mean_losses(build, sample, 4, count)(values)
+    for row, numbers in zip(found, values, strict=True):
+        wanted = np.mean(losses(build(*numbers, 4), sample), axis=-1)
+        np.testing.assert_allclose(row, wanted, rtol=2e-5)

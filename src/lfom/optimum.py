@@ -21,6 +21,7 @@ from numpy.polynomial import Polynomial
 from lfom import checks
 from lfom.arrays import matvec
 from lfom.distributions import Distribution
+from lfom.krylov import moments
 from lfom.problems import Quadratic
 
 
@@ -137,15 +138,7 @@ def sampled_optimum(
 
     @eqx.filter_jit
     def system(key: PRNGKeyArray) -> tuple[Array, Array, Array]:
-        q = distribution.quadratics(key, chunk)
-        basis = _krylov(q, precondition, depth, scale)
-        rows = jnp.stack([matvec(q.probe, w) for w in basis])
-        target = q.target
-        return (
-            jnp.einsum("ikp,jkp->ij", rows, rows) / chunk,
-            jnp.einsum("ikp,kp->i", rows, target) / chunk,
-            jnp.sum(target**2) / chunk,
-        )
+        return moments(distribution.quadratics(key, chunk), preconditioner, depth, jnp.asarray(scale))
 
     chunks = max(prompts // (2 * chunk), 2)
     keys = jax.random.split(key, 2 * chunks)
@@ -159,20 +152,6 @@ def sampled_optimum(
 
 def _precondition(matrix: Array | None) -> Callable[[Array], Array]:
     return (lambda v: v) if matrix is None else (lambda v: matvec(matrix, v))
-
-
-def _krylov(q: Quadratic, precondition: Callable[[Array], Array], depth: int, scale: float) -> list[Array]:
-    """T_j(2 A G / scale - 1) A b for j < depth, by the three-term recurrence."""
-
-    def shifted(w: Array) -> Array:
-        return (2 / scale) * precondition(q.hessian_times(w)) - w
-
-    basis = [precondition(q.moment)]
-    if depth > 1:
-        basis.append(shifted(basis[0]))
-    while len(basis) < depth:
-        basis.append(2 * shifted(basis[-1]) - basis[-2])
-    return basis
 
 
 def _polynomial(theta: np.ndarray, scale: float) -> tuple[float, ...]:

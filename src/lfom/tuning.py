@@ -7,10 +7,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
 from scipy.optimize import minimize
 
 from lfom import checks
+from lfom.krylov import coefficients, has_shared_numbers, moments
+from lfom.preconditioners import Shared
 from lfom.problems import Quadratic
 from lfom.unroll import Algorithm, losses
 
@@ -57,16 +58,12 @@ def tune_each(
     for number in steps:
         checks.count("steps", number)
     checks.count("parameters", parameters)
+    deepest = max(steps)
     largest = float(jnp.linalg.eigvalsh(jnp.mean(quadratics.gram, axis=-1))[-1])
-
-    @jax.jit
-    def mean_losses(values: Array) -> Array:
-        """The mean loss after every step, for the parameters of one method."""
-        return jnp.mean(losses(build(*values, max(steps)), quadratics), axis=-1)
-
+    mean_losses = _mean_losses(build, quadratics, deepest, parameters)
     axes = [np.geomspace(0.02, 1.0, 16) * highest / largest] + [np.linspace(0.0, 0.95, 12)] * (parameters - 1)
     grid = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, parameters)
-    on_grid = np.stack([np.asarray(mean_losses(jnp.asarray(point))) for point in grid])
+    on_grid = mean_losses(grid)
     on_grid = np.where(np.isfinite(on_grid), on_grid, np.inf)
     found = {}
     for number in steps:
@@ -74,7 +71,7 @@ def tune_each(
         def inside(values: Any, number: int = number) -> float:
             if values[0] <= 0 or np.any(values[1:] < 0) or np.any(values[1:] >= 1):
                 return float("inf")
-            loss = float(mean_losses(jnp.asarray(values))[number])
+            loss = float(mean_losses(np.resize(values, grid.shape))[0, number])
             return loss if np.isfinite(loss) else float("inf")
 
         start = grid[on_grid[:, number].argmin()]
@@ -82,3 +79,24 @@ def tune_each(
         values = tuple(float(v) for v in best.x)
         found[number] = Tuned(build(*values, number), values, float(best.fun))
     return found
+
+
+def _mean_losses(
+    build: Callable[..., Algorithm], quadratics: Quadratic, steps: int, parameters: int
+) -> Callable[[np.ndarray], np.ndarray]:
+    """A function from parameters (candidates, parameters) to the mean losses after every step. A method
+    whose coefficients are numbers is scored by the moments of the prompts: no prompt is looked at again."""
+    example = build(*[0.5] * parameters, steps)
+    if not has_shared_numbers(example) or isinstance(example.reader.A, Shared):  # type: ignore[attr-defined]
+        compiled = jax.jit(lambda values: jnp.mean(losses(build(*values, steps), quadratics), axis=-1))
+        return lambda grid: np.stack([np.asarray(compiled(jnp.asarray(values))) for values in grid])
+    h = 1.2 * float(jnp.max(jnp.linalg.eigvalsh(jnp.moveaxis(quadratics.gram[..., :1_000], -1, 0))))
+    H, g, t = (np.asarray(a, np.float64) for a in moments(quadratics, None, steps, jnp.asarray(h)))
+    run = jax.jit(jax.vmap(lambda values: coefficients(build(*values, steps), h)))
+
+    def from_moments(grid: np.ndarray) -> np.ndarray:
+        with jax.enable_x64(True):
+            c = np.asarray(run(grid))  # (candidates, steps + 1, steps)
+        return np.einsum("...i,ij,...j->...", c, H, c) - 2 * c @ g + t
+
+    return from_moments

@@ -23,9 +23,9 @@ def deeper(
     bench: Workbench, spectrum: Sequence[float], depths: Sequence[int], steps: int, label: str
 ) -> Outcome:
     data = bench.data(spectrum)
-    table = bench.baselines(data, depths, label)
     curves = ("Memformer", "Linear Transformer")
     found = bench.all_scores([(c, t) for t in bench.trainings for c in curves], data, depths, label)
+    table = bench.baselines(data, depths, label)
     rows = baseline_rows(table)
     rows += flatten(score_rows(curve, training, s) for (curve, training), s in found.items())
     claims = []

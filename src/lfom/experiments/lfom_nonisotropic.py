@@ -29,8 +29,6 @@ CURVES = ("Memformer", "Memformer, untied", "Memformer, tied scalar", "Linear Tr
 
 def run(bench: Workbench) -> Outcome:
     data = bench.data()
-    table = bench.baselines(data)
-    rows = baseline_rows(table) + published_rows("lfom_nonisotropic")
     found = bench.all_scores(
         [
             (curve, training)
@@ -39,6 +37,8 @@ def run(bench: Workbench) -> Outcome:
         ],
         data,
     )
+    table = bench.baselines(data)
+    rows = baseline_rows(table) + published_rows("lfom_nonisotropic")
     rows += flatten(score_rows(curve, training, scores) for (curve, training), scores in found.items())
     claims = []
     for training in bench.trainings:

@@ -4,10 +4,12 @@ import csv
 import functools
 import importlib.resources
 import math
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,11 +17,19 @@ from jax import Array
 
 from lfom.distributions import PUBLISHED_SPECTRUM, Distribution, LinearRegression, haar_rotation
 from lfom.memformer import memformer
-from lfom.methods import APPENDIX_B, conjugate_gradient, gradient_descent, momentum, nesterov
-from lfom.optimum import exact_optimum, sampled_optimum, with_preconditioner
+from lfom.methods import (
+    APPENDIX_B,
+    conjugate_gradient,
+    gradient_descent,
+    momentum,
+    nesterov,
+    preconditioned_gradient_descent,
+)
+from lfom.optimum import exact_optimum, sampled_optimum
 from lfom.report.results import Claim, Row
 from lfom.threads import in_threads
 from lfom.training import Adam, Fit, LeastSquares, PerRun, Score, evaluate, fit
+from lfom.training.parameters import truncate
 from lfom.tuning import tune_each
 
 DEPTHS = (1, 2, 3, 4)
@@ -131,12 +141,12 @@ class Workbench:
                 data,
                 key=self.stream("train", label),
                 depths=depths,
-                optimiser=self.optimiser(training, curve, d),
+                optimiser=self.optimiser(training, curve),
             )
 
         return self.keep(("fit", curve, training, label, tuple(depths)), make)
 
-    def optimiser(self, training: str, curve: str = "", d: int = 5) -> Adam | LeastSquares:
+    def optimiser(self, training: str, curve: str = "") -> Adam | LeastSquares:
         if training == "paper":
             batch = self.preset.gdpp_batch if "GD++" in curve else 1_000
             return Adam(steps=self.preset.adam_steps, batch=batch)
@@ -144,15 +154,11 @@ class Workbench:
             return LeastSquares(
                 first=1_000, last=int(2_000 * self.preset.least_squares), passes=(12, 1), chunk=500
             )
-        factor = self.preset.least_squares
-        if d >= 10:  # a Jacobian at depth 7 costs a hundred times that of d = 5, depth 4
-            return LeastSquares(first=1_000, last=int(4_000 * factor), passes=(8, 1), chunk=500)
-        return LeastSquares() if factor == 1 else LeastSquares(last=int(40_000 * factor))
+        return LeastSquares(prompts=self.preset.least_squares)
 
     def stream(self, *names: str) -> Array:
         """A key that depends on names only, so that scores of separate calls are paired."""
-        number = sum((index + 1) * 7919 * sum(name.encode()) for index, name in enumerate(names))
-        return jax.random.fold_in(self.key, number % (2**31))
+        return jax.random.fold_in(self.key, zlib.crc32("|".join(names).encode()) >> 1)
 
     def scores(
         self, methods: dict[str, Any], data: Distribution, label: str = "main", prompts: int | None = None
@@ -190,13 +196,19 @@ class Workbench:
         label: str = "main",
     ) -> dict[tuple[str, str], dict[int, Score]]:
         """fit_scores of several (curve, training) at once: trained side by side, scored together."""
-        for _ in in_threads(lambda pair: self.trained(pair[0], pair[1], data, depths, label), wanted):
-            pass
+        jobs: list[Callable[[], Any]] = [
+            lambda pair=pair: self.trained(*pair, data, depths, label) for pair in wanted
+        ]
+        if isinstance(data, LinearRegression):
+            jobs.append(lambda: self._classical(data, depths, label))
+        list(in_threads(lambda job: job(), jobs))
         methods = {
             f"{curve}|{training}|{depth}": self.trained(curve, training, data, depths, label).per_run(depth)
             for curve, training in wanted
             for depth in depths
         }
+        if isinstance(data, LinearRegression):  # they are wanted too, and one program is faster than two
+            methods |= self._classical(data, depths, label)
         self.scores(methods, data, label)
         return {pair: self.fit_scores(*pair, data, depths, label) for pair in wanted}
 
@@ -205,8 +217,19 @@ class Workbench:
     ) -> dict[str, dict[int, Score]]:
         """What stands in every figure of loss over depth: CGD, preconditioned CGD, GD, momentum and
         NAG tuned for each depth and with the paper's step sizes, the exact optimum of the class."""
+        table: dict[str, dict[int, Score]] = {}
+        for name, score in self.scores(self._classical(data, depths, label), data, label).items():
+            curve, _, last = name.partition("|")
+            if last:
+                table.setdefault(curve, {})[int(last)] = score
+            else:
+                table[curve] = {d: at_step(score, d) for d in depths}
+        return table
 
-        def make() -> dict[str, dict[int, Score]]:
+    def _classical(self, data: LinearRegression, depths: Sequence[int], label: str) -> dict[str, Any]:
+        """The methods behind `baselines`, by curve, or by curve|depth where each depth has its own."""
+
+        def make() -> dict[str, Any]:
             self.say(f"tuning baselines ({label})")
             deepest, n = max(depths), data.context
             inverse = jax.vmap(lambda one: jnp.linalg.inv(one.covariance))(data)
@@ -218,26 +241,20 @@ class Workbench:
             methods["NAG"] = nesterov(eta * n, beta, deepest)
             eta, beta = APPENDIX_B["momentum"]
             methods["Momentum GD"] = momentum(eta * n, beta, deepest)
-            sample = jax.tree.map(lambda a: a[0], data).quadratics(self.stream("tune", label), 20_000)
+            sample = _sample(jax.tree.map(lambda a: a[0], data), self.stream("tune", label))
             for name, build, count in TUNED:
                 for depth, tuned in tune_each(build, sample, steps=depths, parameters=count).items():
-                    methods[f"{name}, tuned|{depth}"] = tuned.method
+                    longest = build(*tuned.parameters, deepest)  # all of one shape: scored as one group
+                    methods[f"{name}, tuned|{depth}"] = truncate(longest, depth)
             for depth in depths:
-                optimum = exact_optimum(len(data.spectrum[0]), n, depth)
-                methods[f"exact optimum|{depth}"] = PerRun(
-                    jax.vmap(lambda A, o=optimum: with_preconditioner(o, A))(inverse)
-                )
-            found = self.scores(methods, data, label)
-            table: dict[str, dict[int, Score]] = {}
-            for name, score in found.items():
-                curve, _, last = name.partition("|")
-                if last:
-                    table.setdefault(curve, {})[int(last)] = score
-                else:
-                    table[curve] = {d: at_step(score, d) for d in depths}
-            return table
+                # All roots of its polynomial are real, so it is descent with the steps 1 / root.
+                roots = exact_optimum(len(data.spectrum[0]), n, depth).roots.real
+                sizes = jnp.asarray(np.pad(1 / roots, (0, deepest - depth)))
+                longest = jax.vmap(lambda A, s=sizes: preconditioned_gradient_descent(A, s, deepest))(inverse)
+                methods[f"exact optimum|{depth}"] = PerRun(truncate(longest, depth))
+            return methods
 
-        return self.keep(("baselines", label, tuple(depths)), make)
+        return self.keep(("classical", label, tuple(depths)), make)
 
     def plain_optimum(self, data: LinearRegression, depths: Sequence[int] = DEPTHS) -> dict[int, Any]:
         """The exact optimum without preconditioner: the same for all rotations."""
@@ -250,6 +267,12 @@ class Workbench:
             }
 
         return self.keep(("plain optimum", tuple(depths)), make)
+
+
+@eqx.filter_jit
+def _sample(data: Distribution, key: Array) -> Any:
+    """The prompts that classical methods are tuned on."""
+    return data.quadratics(key, 20_000)
 
 
 TUNED: list[tuple[str, Callable, int]] = [

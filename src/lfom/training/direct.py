@@ -132,6 +132,7 @@ class Direct:
     def __init__(self, parameters: Parameters, setting: Setting):
         self._parameters, self._setting = parameters, setting
         self._accumulate, self._score = make_passes(parameters, setting.source.draw)
+        self.shares = np.ones(len(setting.depths))
 
     def prepare(self, vectors: np.ndarray, keys: Array, tried: int) -> None:
         """Compile both programs side by side, by running them over no prompts."""
@@ -143,8 +144,8 @@ class Direct:
     def coordinates(self, vectors: np.ndarray) -> np.ndarray:
         return vectors[..., self._parameters.index]
 
-    def equations(self, vectors: np.ndarray, keys: Array, first: Array, last: Array) -> tuple[Array, ...]:
-        return self._run(self._accumulate, vectors, keys, first, last)[:2]
+    def equations(self, vectors: np.ndarray, keys: Array, *span: Array) -> tuple[Array, ...]:
+        return self._run(self._accumulate, vectors, keys, *span[:2])[:2]
 
     def candidates(
         self, vectors: np.ndarray, normal: np.ndarray, slope: np.ndarray, damping: tuple[float, ...]
@@ -153,8 +154,8 @@ class Direct:
         found[..., self._parameters.index] += damped_steps(normal, slope, damping)
         return found
 
-    def score(self, candidates: np.ndarray, keys: Array, first: Array, last: Array) -> tuple[Array, ...]:
-        return self._run(self._score, candidates, keys, first, last)
+    def score(self, candidates: np.ndarray, keys: Array, *span: Array) -> tuple[Array, ...]:
+        return self._run(self._score, candidates, keys, *span[:2])
 
     def _run(self, program: Callable, vectors: np.ndarray, *rest: Array) -> tuple[Array, ...]:
         source = self._setting.source

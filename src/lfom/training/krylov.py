@@ -1,13 +1,7 @@
 """Normal equations in Krylov coordinates: the fast view of models with one matrix.
 
-With A_l = a_l M and coefficients that are numbers, whatever the memory, the answer of a model is
-
-    w = c_0 v_0 + ... + c_{L-1} v_{L-1},     v_k = T_k(2 M G / h - 1) M b,
-
-T_k the Chebyshev polynomials on the eigenvalues (0, h) that were seen (plain powers would be too
-ill-conditioned). So its loss depends on M and on c only: one compiled program serves every such
-model, and the loss is exactly quadratic in c. How c follows from a model's own numbers is found
-by running the model itself on a problem of L unknowns (`coefficients_of`).
+With A_l = a_l M and coefficients that are numbers, the loss depends on M and on c only (lfom.krylov):
+one compiled program serves every such model, and the loss is exactly quadratic in c.
 
 The derivative in M is a sum of outer products. With the rows V_k = d residual / d v_k, which a
 backward recurrence gives for all residuals at once, d residual_a / d M_bc = sum_k V_k[a,b] u_k[c]
@@ -23,16 +17,15 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float
 
-from lfom.arrays import matmat, matvec, transpose
-from lfom.coefficients import Pair, Scalar
-from lfom.memories import Bank, Forget, Register
+from lfom.arrays import matmat, transpose
+from lfom.krylov import basis, coefficients, factors, has_shared_numbers, seen
 from lfom.preconditioners import Scaled, Shared
 from lfom.problems import Quadratic
 from lfom.readers import Gradient
 from lfom.threads import in_threads
 from lfom.training.parameters import Parameters
 from lfom.training.state import Setting
-from lfom.unroll import Method, unroll
+from lfom.unroll import Method
 
 WIDER = 1.5  # h over the mean largest eigenvalue
 FLOOR = 1e-8  # of the metric in c, relative: sums in float32 are not better than this
@@ -41,53 +34,19 @@ INNER = 40  # steps that fit a model's own numbers to the coefficients it should
 
 
 def has_krylov_view(model: Any) -> bool:
-    """Whether the model's answers are polynomials in M G with shared coefficients."""
-    if not isinstance(model, Method) or not isinstance(model.reader, Gradient):
-        return False
-    reader, memory = model.reader, model.memory
-    plain = isinstance(memory, Forget | Register) or (
-        isinstance(memory, Bank) and isinstance(memory.gamma, Scalar | Pair)
-    )
-    return plain and reader.B is None and isinstance(reader.A, Scaled | Shared)
-
-
-def shift_matrix(depth: int, h: Float[Array, ""]) -> Float[Array, "depth depth"]:
-    """What M G does to the coordinates of w: t T_k = h/2 (T_k + (T_{k+1} + T_{k-1}) / 2)."""
-    matrix = np.eye(depth) + 0.5 * (np.eye(depth, k=1) + np.eye(depth, k=-1))
-    if depth > 1:
-        matrix[1, 0] = 1.0  # t T_0 = h/2 (T_0 + T_1)
-    return h / 2 * jnp.asarray(matrix)
+    """Whether this view can train the model."""
+    return has_shared_numbers(model) and isinstance(model.reader.A, Scaled | Shared)
 
 
 def coefficients_of(
     model: Method, h: Float[Array, ""], active: Float[Array, " depth"]
 ) -> Float[Array, " depth"]:
-    """c of the answer: the model itself, run on a problem whose "Gram matrix" is the shift."""
+    """c of a model's answer. Its matrix M is in the basis, so it runs with A_l = a_l."""
     assert isinstance(model.reader, Gradient)
-    depth, A = model.depth, model.reader.A
+    A = model.reader.A
     assert isinstance(A, Scaled | Shared)
     scalar = eqx.tree_at(lambda m: m.reader, model, Gradient(Scaled(A.scale)))
-    moment = jnp.zeros(depth, A.scale.dtype).at[0].set(1)
-    shift = shift_matrix(depth, h).astype(A.scale.dtype)
-    problem = Quadratic(shift, moment, jnp.eye(depth, dtype=A.scale.dtype), moment)
-    return unroll(scalar, problem, active)[-1]
-
-
-def basis(q: Quadratic, M: Float[Array, "d d"], depth: int, h: Array) -> Float[Array, "depth d prompts"]:
-    """u_k for k < depth, with v_k = M u_k: u_{k+1} = s_k (2/h G v_k - u_k) - t_k u_{k-1}."""
-
-    def step(carry: tuple[Array, Array], factors: Array) -> tuple[tuple[Array, Array], Array]:
-        u, before = carry
-        after = factors[0] * ((2 / h) * matvec(q.gram, M @ u) - u) - factors[1] * before
-        return (after, u), u
-
-    start = (q.moment, jnp.zeros_like(q.moment))
-    return jax.lax.scan(step, start, _factors(depth, M.dtype))[1]
-
-
-def _factors(depth: int, dtype: Any) -> Array:
-    """(s_k, t_k): (1, 0) for the first step of the recurrence, then (2, 1)."""
-    return jnp.asarray([[1, 0], *[[2, 1]] * (depth - 1)], dtype)
+    return coefficients(scalar, h, active)[-1]
 
 
 def jacobian(
@@ -101,9 +60,8 @@ def jacobian(
     u = basis(q, M, c.shape[0], h)
     depth, d, prompts = u.shape
     k = q.probe.shape[0]
-    v = jnp.moveaxis((M @ jnp.moveaxis(u, 1, 0).reshape(d, -1)).reshape(d, depth, prompts), 0, 1)
-    seen = jnp.stack([matvec(q.probe, v_k) for v_k in v])  # (depth, k, prompts)
-    residual = jnp.tensordot(c, seen, axes=1) - q.target
+    answers = seen(q, M, u)
+    residual = jnp.tensordot(c, answers, axes=1) - q.target
     rows = transpose(q.probe if q.probe.ndim == 3 else q.probe[..., None])
     rows = jnp.broadcast_to(rows, (d, k, prompts))
 
@@ -114,16 +72,17 @@ def jacobian(
         return (U, after), V
 
     zero = jnp.zeros_like(rows)
-    V = jax.lax.scan(step, (zero, zero), (c, _factors(depth, M.dtype)[:, 0]), reverse=True)[1]
+    V = jax.lax.scan(step, (zero, zero), (c, factors(depth, M.dtype)[:, 0]), reverse=True)[1]
     in_matrix = jnp.einsum("lbkp,lcp->bckp", V, u).reshape(d * d, k, prompts)
-    return residual, jnp.concatenate([in_matrix, seen])
+    return residual, jnp.concatenate([in_matrix, answers])
 
 
 @eqx.filter_jit
 def _accumulate(
-    M: Array, c: Array, h: Array, source: Any, keys: Array, first: Array, last: Array
+    M: Array, c: Array, h: Array, source: Any, keys: Array, first: Array, last: Array, limits: Array
 ) -> tuple[Array, Array]:
-    """J^T J (runs, depths, p, p) and J^T r (runs, depths, p) over the chunks first .. last-1."""
+    """J^T J (runs, depths, p, p) and J^T r (runs, depths, p) over the chunks first .. last-1, of which
+    each depth uses those below its own limit."""
     d, depth = M.shape[-1], c.shape[-1]
     size = d * d + depth + 1
 
@@ -133,12 +92,18 @@ def _accumulate(
         def chunk_sum(chunk: Array) -> Array:
             q = source.draw(arrays, key, chunk)
 
-            def one_model(model: tuple[Array, Array]) -> Array:
-                residual, J = jacobian(q, *model, h)
+            def products(M: Array, c: Array) -> Array:
+                residual, J = jacobian(q, M, c, h)
                 rows = jnp.concatenate([J, residual[None]]).reshape(size, -1)
                 return jnp.matmul(rows, rows.T, precision=jax.lax.Precision.HIGHEST)
 
-            return jax.lax.map(one_model, (matrices, coefficients))
+            def one_depth(args: tuple[Array, Array, Array]) -> Array:
+                M, c, limit = args
+                return jax.lax.cond(
+                    chunk < limit, products, lambda M, c: jnp.zeros((size, size), M.dtype), M, c
+                )
+
+            return jax.lax.map(one_depth, (matrices, coefficients, limits))
 
         zero = jnp.zeros((matrices.shape[0], size, size), M.dtype)
         return jax.lax.fori_loop(first, last, lambda chunk, total: total + chunk_sum(chunk), zero)
@@ -149,7 +114,7 @@ def _accumulate(
 
 @eqx.filter_jit
 def _score(
-    M: Array, c: Array, h: Array, source: Any, keys: Array, first: Array, last: Array
+    M: Array, c: Array, h: Array, source: Any, keys: Array, first: Array, last: Array, limits: Array
 ) -> tuple[Array, ...]:
     """For each candidate (runs, depths, candidates) the sums of its loss, of its gain over the
     first candidate, and of that squared."""
@@ -165,12 +130,17 @@ def _score(
                 w = M @ jnp.tensordot(c, basis(q, M, c.shape[0], h), axes=1)
                 return jnp.sum(q.residual(w) ** 2, axis=0)
 
-            def one_depth(models: tuple[Array, Array]) -> Any:
-                values = jax.lax.map(loss, models)
+            def sums(M: Array, c: Array) -> tuple[Array, Array, Array]:
+                values = jax.lax.map(loss, (M, c))
                 gain = values[:1] - values
                 return jnp.sum(values, axis=-1), jnp.sum(gain, axis=-1), jnp.sum(gain**2, axis=-1)
 
-            return jax.lax.map(one_depth, (matrices, coefficients))
+            def one_depth(args: tuple[Array, Array, Array]) -> Any:
+                M, c, limit = args
+                nothing = (jnp.zeros(c.shape[0], c.dtype),) * 3
+                return jax.lax.cond(chunk < limit, sums, lambda M, c: nothing, M, c)
+
+            return jax.lax.map(one_depth, (matrices, coefficients, limits))
 
         zero = (jnp.zeros(coefficients.shape[:2], M.dtype),) * 3
         return jax.lax.fori_loop(
@@ -197,6 +167,7 @@ class Krylov:
         twice = np.where(self._triangle[0] == self._triangle[1], 1.0, 2.0)
         self._gauge = twice * pilot.mean_gram[:, *self._triangle]  # d <M, mean Gram> / d triangle
         self._actives = np.asarray(setting.actives, np.float64)
+        self.shares = (np.asarray(setting.depths) / max(setting.depths)) ** 3  # tails are lighter there
         size = sum(
             int(np.prod(a.shape)) for a in jax.tree.leaves(eqx.filter(parameters.template, eqx.is_array))
         )
@@ -208,16 +179,16 @@ class Krylov:
             trained[self._matrix] = False
         self._free = np.flatnonzero(trained)  # the trained numbers that c depends on
 
-        def coefficients(free: Array, vector: Array, h: Array, active: Array) -> tuple[Array, Array]:
+        def of_numbers(free: Array, vector: Array, h: Array, active: Array) -> tuple[Array, Array]:
             model = parameters.build(vector.at[self._free].set(free))
             c = coefficients_of(model, h[0], active)
             return c, c
 
-        self._slopes = jax.jit(jax.vmap(jax.jacfwd(coefficients, has_aux=True)))
+        self._slopes = jax.jit(jax.vmap(jax.jacfwd(of_numbers, has_aux=True)))
 
     def prepare(self, vectors: np.ndarray, keys: Array, tried: int) -> None:
         """Compile all programs side by side, by running them over no prompts."""
-        nothing = (keys, jnp.asarray(0), jnp.asarray(0))
+        nothing = (keys, jnp.asarray(0), jnp.asarray(0), jnp.zeros(vectors.shape[1], int))
         several = np.repeat(vectors[..., None, :], 1 + tried, axis=-2)
         jobs = [
             lambda: self.equations(vectors, *nothing),
@@ -229,15 +200,15 @@ class Krylov:
         M, c = self._view(vectors)
         return np.concatenate([M[..., *self._triangle], c], axis=-1)
 
-    def equations(self, vectors: np.ndarray, keys: Array, first: Array, last: Array) -> tuple[Any, ...]:
+    def equations(self, vectors: np.ndarray, keys: Array, *span: Array) -> tuple[Any, ...]:
         M, c = self._view(vectors)
-        full = _accumulate(*self._sent(M, c), self._source, keys, first, last)
+        full = _accumulate(*self._sent(M, c), self._source, keys, *span)
         normal, slope = (np.asarray(a, np.float64) for a in full)
         fold = self._fold(c.shape[-1])
         return fold.T @ normal @ fold, slope @ fold
 
-    def score(self, candidates: np.ndarray, keys: Array, first: Array, last: Array) -> tuple[Array, ...]:
-        return _score(*self._sent(*self._view(candidates)), self._source, keys, first, last)
+    def score(self, candidates: np.ndarray, keys: Array, *span: Array) -> tuple[Array, ...]:
+        return _score(*self._sent(*self._view(candidates)), self._source, keys, *span)
 
     def candidates(
         self, vectors: np.ndarray, normal: np.ndarray, slope: np.ndarray, damping: tuple[float, ...]

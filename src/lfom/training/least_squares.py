@@ -22,6 +22,7 @@ from lfom.training.state import Phase, Setting, State
 
 DAMPING = (1e-6, 1e-3, 1e-2, 1e-1, 1.0)  # steps tried, relative to diag(J^T J)
 CAREFUL = (1e-1, 1.0, 10.0, 100.0)  # when many parameters are freed at once: shrink towards where we are
+FEWEST = 5  # chunks of a pass, for shallow models too
 SLICE = 10  # chunks per compiled call, so that progress shows and Ctrl-C is heard
 
 
@@ -34,16 +35,18 @@ class LeastSquares:
     gain below this ends a level. hold_out: of a fixed set, the share that judges steps; 0 judges
     them on the set itself, which fits these prompts and not their distribution. every_matrix:
     whether every A_l is freed after the phase with one matrix; None frees them unless prompts are
-    drawn from LinearRegression, where by Appendix D one matrix is enough.
+    drawn from LinearRegression, where by Appendix D one matrix is enough. prompts: a factor on those of
+    the default levels.
     """
 
     first: int | None = None
     last: int | None = None
-    passes: tuple[int, int] = (30, 3)
+    passes: tuple[int, int] = (30, 2)
     gain: float = 3e-3
     hold_out: float = 0.2
     chunk: int = 2_000
     every_matrix: bool | None = None
+    prompts: float = 1.0
 
     def levels(self, model: Any, depth: int, d: int) -> tuple[int, int]:
         """Prompts of a pass at the beginning and at the end. Tails get heavier with depth, so more
@@ -53,12 +56,19 @@ class LeastSquares:
             first, last = 5_000 * deeper**2.5, 60_000 * deeper**4 * min(1.0, 5 / d)
         else:
             first, last = 2_000, 25_000 * deeper**3
-        last = int(last) if self.last is None else self.last
-        return min(int(first) if self.first is None else self.first, last), last
+        first = int(first * self.prompts) if self.first is None else self.first
+        last = int(last * self.prompts) if self.last is None else self.last
+        return min(first, last), last
 
 
 class Passes(Protocol):
-    """Passes over prompts in some coordinates of the models: `Direct` for all, `Krylov` where it exists."""
+    """Passes over prompts in some coordinates of the models: `Direct` for all, `Krylov` where it exists.
+
+    A span of chunks is (first, last, limits): those from first to last - 1, of which each depth
+    uses the ones below its limit.
+    """
+
+    shares: np.ndarray  # (depths,) the part of a pass's prompts that each depth needs
 
     def prepare(self, vectors: np.ndarray, keys: Array, tried: int) -> None:
         """Compile what will be run, for this many candidates."""
@@ -66,15 +76,15 @@ class Passes(Protocol):
     def coordinates(self, vectors: np.ndarray) -> np.ndarray:
         """Where models stand, (runs, depths, p)."""
 
-    def equations(self, vectors: np.ndarray, keys: Array, first: Array, last: Array) -> tuple[Array, ...]:
-        """J^T J and J^T r in these coordinates over the chunks first .. last-1."""
+    def equations(self, vectors: np.ndarray, keys: Array, *span: Array) -> tuple[Array, ...]:
+        """J^T J and J^T r in these coordinates over a span."""
 
     def candidates(
         self, vectors: np.ndarray, normal: np.ndarray, slope: np.ndarray, damping: tuple[float, ...]
     ) -> np.ndarray:
         """Models to try (runs, depths, 1 + dampings, all): the present one first."""
 
-    def score(self, candidates: np.ndarray, keys: Array, first: Array, last: Array) -> tuple[Array, ...]:
+    def score(self, candidates: np.ndarray, keys: Array, *span: Array) -> tuple[Array, ...]:
         """For each candidate the sums of its loss, of its gain over the first, and of that squared."""
 
 
@@ -93,9 +103,16 @@ def run_least_squares(phase: Phase, options: LeastSquares, setting: Setting, sta
         done = sum(1 for row in state.history if (row["number"], row["level"]) == here)
         most = options.passes[0] if (state.level == 0 and not phase.careful) else options.passes[1]
         training, judging, judged = setting.source.ranges(levels[state.level])
+        shares = np.ones(len(setting.depths)) if fixed else passes.shares
+        limits = [_limits(chunks, shares) for chunks in (training, judging)]
+        judged = judged * (limits[1] - judging.start)[:, None] / len(judging)  # (depths, 1)
         keys = setting.keys(state.phase, state.step)
         normal, slope = _total(
-            lambda *span, v=state.vectors: passes.equations(v, keys, *span), training, setting, (0, 0.7)
+            lambda *span, v=state.vectors: passes.equations(v, keys, *span),
+            training,
+            limits[0],
+            setting,
+            (0, 0.7),
         )
         last = state.level == len(levels) - 1 and not fixed
         if last and state.extra:  # the last passes are added up: together they are one larger sample
@@ -104,7 +121,7 @@ def run_least_squares(phase: Phase, options: LeastSquares, setting: Setting, sta
             raise setting.diverged(slope.sum(axis=-1), state, f"pass {state.step}")
         candidates = passes.candidates(state.vectors, normal, slope, damping)
         total, gain, square = _total(
-            lambda *span, c=candidates: passes.score(c, keys, *span), judging, setting, (0.7, 1)
+            lambda *span, c=candidates: passes.score(c, keys, *span), judging, limits[1], setting, (0.7, 1)
         )
         if not np.isfinite(total[..., 0]).all():
             raise setting.diverged(total[..., 0], state, f"pass {state.step}")
@@ -112,7 +129,7 @@ def run_least_squares(phase: Phase, options: LeastSquares, setting: Setting, sta
         vectors = np.take_along_axis(candidates, best[..., None, None], axis=-2)[..., 0, :]
         moved = passes.coordinates(vectors) - passes.coordinates(state.vectors)
         kept = {"normal": normal, "slope": slope + np.einsum("...pq,...q->...p", normal, moved)}
-        loss = np.take_along_axis(total, best[..., None], axis=-1)[..., 0] / judged
+        loss = np.take_along_axis(total, best[..., None], axis=-1)[..., 0] / judged[:, 0]
         gains = bool((relative >= options.gain).any()) or (last and not phase.careful)
         finished = not gains or done + 1 >= most
         record = {
@@ -136,18 +153,26 @@ def run_least_squares(phase: Phase, options: LeastSquares, setting: Setting, sta
     return state
 
 
+def _limits(chunks: range, shares: np.ndarray) -> np.ndarray:
+    """Where each depth stops in these chunks: after its share of them, but not before a few."""
+    own = np.ceil(len(chunks) * shares).astype(int)
+    return chunks.start + np.maximum(own, min(len(chunks), FEWEST))
+
+
 def _total(
-    program: Callable[[Array, Array], tuple[Array, ...]],
+    program: Callable[..., tuple[Array, ...]],
     chunks: range,
+    limits: np.ndarray,
     setting: Setting,
     part: tuple[float, float],
 ) -> list[np.ndarray]:
     """program(first, last) over all chunks in slices, added up in float64. `part`: which part of the
     pass this is, for the bar."""
     total: list[np.ndarray] | None = None
+    bounds = jnp.asarray(limits)
     for first in range(chunks.start, chunks.stop, SLICE):
         last = min(first + SLICE, chunks.stop)
-        arrays = [np.asarray(a, np.float64) for a in program(jnp.asarray(first), jnp.asarray(last))]
+        arrays = [np.asarray(a, np.float64) for a in program(jnp.asarray(first), jnp.asarray(last), bounds)]
         total = arrays if total is None else [a + b for a, b in zip(total, arrays, strict=True)]
         if setting.tick:
             setting.tick(part[0] + (part[1] - part[0]) * (last - chunks.start) / len(chunks))
@@ -156,7 +181,7 @@ def _total(
 
 
 def _best(
-    total: np.ndarray, gain: np.ndarray, square: np.ndarray, judged: int, *, cautious: bool
+    total: np.ndarray, gain: np.ndarray, square: np.ndarray, judged: np.ndarray, *, cautious: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """The best candidate of each model, and its relative gain if that is above two standard
     errors, else 0; if cautious, a step is only taken where it is."""
@@ -167,4 +192,4 @@ def _best(
     worth = np.where(tame & (sure if cautious else mean > 0), mean, 0.0)
     best = worth.argmax(axis=-1)
     won = np.take_along_axis(np.where(sure, worth, 0.0), best[..., None], axis=-1)[..., 0]
-    return best, won / np.maximum(total[..., 0] / judged, 1e-300)
+    return best, won / np.maximum(total[..., 0] / judged[:, 0], 1e-300)

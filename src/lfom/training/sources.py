@@ -41,7 +41,8 @@ class Fresh(eqx.Module):
     def ranges(self, prompts: int) -> tuple[range, range, int]:
         """Chunks to train on, chunks to judge on, and how many prompts these last hold."""
         chunks = -(-prompts // self.chunk)
-        return range(chunks), range(chunks, 2 * chunks), chunks * self.chunk
+        judges = -(-chunks // 2)
+        return range(chunks), range(chunks, chunks + judges), judges * self.chunk
 
     def draw(self, distribution: Any, key: Array, chunk: Array) -> Quadratic:
         return distribution.quadratics(jax.random.fold_in(key, chunk), self.chunk)
