@@ -219,15 +219,16 @@ def _time_to(accuracy: float, results: Iterable[Result], problems: int) -> None:
 
 
 def _time_curves(results: Iterable[Result], problems: int) -> None:
+    """The fastest of a few runs at every number of steps on the grid."""
     programs: dict[str, Callable[[], Any]] = {}
     for result in results:
         for steps in set(result.errors) & set(GRID):
             programs[f"{result.name} {steps}"] = partial(result.rival.run, steps)
-    times = all_times(programs, 3, PATIENCE / 6, compiled=True)
+    times = all_times(programs, 5, PATIENCE / 6, compiled=True)
     for result in results:
         share = problems / result.rival.problems
         for steps in sorted(set(result.errors) & set(GRID)):
-            result.seconds[steps] = share * float(np.median(times[f"{result.name} {steps}"]))
+            result.seconds[steps] = share * min(times[f"{result.name} {steps}"])
 
 
 def bench_solve(
