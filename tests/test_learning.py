@@ -15,6 +15,7 @@ from lfom.checks import InputError
 from lfom.learning import preconditioners as pre
 from lfom.learning.batches import piece
 from lfom.learning.certificate import certify, residual_polynomials
+from lfom.learning.learn import _affordable
 from lfom.learning.quadratics import Matrices, matrices, norms
 from lfom.learning.steps import as_bank, best_register, conjugate_steps
 from lfom.learning.structures import available, parse
@@ -263,29 +264,43 @@ def test_pieces_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_allclose(solution.value[kept], by_hand(method, fresh, 5)[-1][kept], atol=1e-10)
 
 
-def test_auto_picks_by_held_out_loss_and_says_what_it_left_out() -> None:
-    method = lfom.learn(regressions(count=12, d=8), 3, iterations=0)
+def test_auto_picks_by_held_out_loss_in_float32() -> None:
+    problems = regressions(count=50, d=3, dtype=np.float32)
+    told: list[str] = []
+    method = lfom.learn(problems, 2, iterations=0, watch=told.append)
     scores = list(method.record.compared.values())
     assert scores == sorted(scores)
     assert method.structure.name == next(iter(method.record.compared))
-    assert any("too few for" in text and "full" in text for text in method.warnings)
-    told: list[str] = []
-    lfom.learn(regressions(count=12, d=8), 3, "scalar", watch=told.append)
-    assert any("trying scalar" in text for text in told)
+    assert {"scalar", "diagonal", "conjugate:full"} <= set(method.record.compared)
+    assert "trying scalar" in told
+    assert method.dtype == np.float32
+    assert method.solve(problems[:3]).value.dtype == np.float32
 
 
-def test_float32() -> None:
-    single = learned(CONJUGATE).astype("float32")
-    fresh = regressions(count=6, seed=7, dtype=np.float32)
-    solution = single.solve(fresh)
+def test_too_few_problems_are_said() -> None:
+    problems = regressions(count=12, d=8)
+    everything = available((8,), True, False)
+    kept, (left_out,) = _affordable(everything, problems, 8, True)
+    assert "too few for" in left_out
+    assert "left out" in left_out
+    assert parse("preconditioned:full") in everything
+    assert parse("preconditioned:full") not in kept
+    assert parse("scalar") in kept
+    method = lfom.learn(problems, 2, "preconditioned:full", iterations=0)
+    assert any("learned all the same" in text for text in method.warnings)
+    assert any("rough figure" in text for text in method.warnings)
+    assert method.record.accuracy.how == "cross-validated"
+    assert method.record.accuracy.problems == 10
+
+
+def test_precisions_do_not_mix() -> None:
+    method, fresh = learned("preconditioned:full"), regressions(count=6, seed=7, dtype=np.float32)
+    solution = method.astype("float32").solve(fresh)
     assert solution.value.dtype == np.float32
-    double = learned(CONJUGATE).solve(regressions(count=6, seed=7))
+    double = method.solve(regressions(count=6, seed=7))
     np.testing.assert_allclose(solution.value, double.value, atol=1e-3)
     with pytest.raises(InputError, match="float64 and these problems of float32"):
-        learned(CONJUGATE).solve(fresh)
-    own = lfom.learn(regressions(dtype=np.float32), 5, "scalar")
-    assert own.dtype == np.float32
-    assert (own.solve(fresh).status >= 0).all()
+        method.solve(fresh)
 
 
 def test_the_same_seed_learns_the_same_method() -> None:
