@@ -196,12 +196,10 @@ class Workbench:
         label: str = "main",
     ) -> dict[tuple[str, str], dict[int, Score]]:
         """fit_scores of several (curve, training) at once: trained side by side, scored together."""
-        jobs: list[Callable[[], Any]] = [
-            lambda pair=pair: self.trained(*pair, data, depths, label) for pair in wanted
-        ]
+        jobs: list[tuple[Any, ...]] = [(self.trained, *pair, data, depths, label) for pair in wanted]
         if isinstance(data, LinearRegression):
-            jobs.append(lambda: self._classical(data, depths, label))
-        list(in_threads(lambda job: job(), jobs))
+            jobs.append((self._classical, data, depths, label))
+        list(in_threads(lambda job: job[0](*job[1:]), jobs))
         methods = {
             f"{curve}|{training}|{depth}": self.trained(curve, training, data, depths, label).per_run(depth)
             for curve, training in wanted

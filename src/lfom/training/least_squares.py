@@ -102,10 +102,10 @@ def run_least_squares(phase: Phase, options: LeastSquares, setting: Setting, sta
         here = (state.phase, state.level)
         done = sum(1 for row in state.history if (row["number"], row["level"]) == here)
         most = options.passes[0] if (state.level == 0 and not phase.careful) else options.passes[1]
-        training, judging, judged = setting.source.ranges(levels[state.level])
+        training, judging, judges = setting.source.ranges(levels[state.level])
         shares = np.ones(len(setting.depths)) if fixed else passes.shares
         limits = [_limits(chunks, shares) for chunks in (training, judging)]
-        judged = judged * (limits[1] - judging.start)[:, None] / len(judging)  # (depths, 1)
+        judged = judges * (limits[1] - judging.start)[:, None] / len(judging)  # (depths, 1) prompts
         keys = setting.keys(state.phase, state.step)
         normal, slope = _total(
             lambda *span, v=state.vectors: passes.equations(v, keys, *span),

@@ -1,0 +1,157 @@
+"""lfom reproduce: what is kept, what is made again, what is refused. The experiments here are tiny."""
+
+import json
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import lfom.commands.reproduce
+import lfom.reproduce
+from lfom.checks import InputError
+from lfom.cli import app
+from lfom.experiments import EXPERIMENTS
+from lfom.experiments.workbench import Claim, Outcome, Row, Workbench, verdict
+from lfom.reproduce import MARK, reproduce
+
+
+def outcome(value: float = -1.0) -> Outcome:
+    rows = [Row("CGD", "none", x, value * x, run, prompts=10) for x in (1.0, 2.0) for run in (0, 1)]
+    claim = Claim("falls", "The loss falls.", "1", "value below 0", verdict(value < 0), f"{value:.1f}")
+    return Outcome(rows, [claim], ["CGD|none"])
+
+
+@pytest.fixture
+def experiments(monkeypatch: pytest.MonkeyPatch) -> dict[str, Callable[[Any], Outcome]]:
+    """Experiments "first" and "second", whose run() a test may replace."""
+    runs: dict[str, Callable[[Any], Outcome]] = {
+        name: lambda bench: outcome() for name in ("first", "second")
+    }
+    for name in runs:
+        module = types.ModuleType(f"lfom.experiments.{name}")
+        module.TITLE, module.SECTION = name, "1"  # type: ignore[attr-defined]
+        module.SHOWS, module.TRAINED = "nothing", "nothing"  # type: ignore[attr-defined]
+        module.run = lambda bench, name=name: runs[name](bench)  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    for where in ("lfom.reproduce", "lfom.commands.reproduce"):
+        monkeypatch.setattr(sys.modules[where], "EXPERIMENTS", {name: name for name in runs})
+    return runs
+
+
+def statuses(found: list[Any]) -> dict[str, str]:
+    return {item.name: item.status for item in found}
+
+
+def test_results_are_written_and_kept(experiments: Any, tmp_path: Path) -> None:
+    out = tmp_path / "results"
+    assert statuses(reproduce(out=out)) == {"first": "made", "second": "made"}
+    folder = out / "first"
+    assert {p.name for p in folder.iterdir()} >= {
+        "curves.csv", "claims.json", "meta.json", "figure.png", "figure.svg",
+    }  # fmt: skip
+    header = (folder / "curves.csv").read_text().splitlines()[0]
+    assert header == "experiment,curve,training,x,run,measure,value,stderr,prompts,scored_on"
+    assert json.loads((folder / "claims.json").read_text())[0]["verdict"] == "holds"
+    assert "first" in (out / "report.html").read_text()
+    assert statuses(reproduce(out=out)) == {"first": "kept", "second": "kept"}
+    assert statuses(reproduce(["second"], out, force=True)) == {"second": "made"}
+    assert statuses(reproduce(["first"], out, seed=1)) == {"first": "made"}  # other results were asked for
+
+
+def test_a_failed_experiment_does_not_stop_the_others(experiments: Any, tmp_path: Path) -> None:
+    def fails(bench: Any) -> Outcome:
+        raise FloatingPointError("the loss is not finite")
+
+    experiments["first"] = fails
+    out = tmp_path / "results"
+    found = reproduce(out=out)
+    assert statuses(found) == {"first": "failed", "second": "made"}
+    assert "the loss is not finite" in found[0].message
+    assert "FloatingPointError" in (out / "first.error.txt").read_text()
+    answer = CliRunner().invoke(app, ["reproduce", "--out", str(out)])
+    assert answer.exit_code == 1
+    assert "first failed" in answer.output
+
+
+def test_an_interrupted_reproduction_goes_on(experiments: Any, tmp_path: Path) -> None:
+    def stops(bench: Any) -> Outcome:
+        raise KeyboardInterrupt
+
+    out = tmp_path / "results"
+    plain, experiments["second"] = experiments["second"], stops
+    answer = CliRunner().invoke(app, ["reproduce", "--out", str(out)])
+    assert answer.exit_code == 130
+    experiments["second"] = plain
+    assert statuses(reproduce(out=out)) == {"first": "kept", "second": "made"}
+
+
+@pytest.mark.parametrize("file", ["curves.csv", "claims.json", "meta.json"])
+def test_damaged_results_are_named_and_made_again_only_on_request(
+    file: str, experiments: Any, tmp_path: Path
+) -> None:
+    out = tmp_path / "results"
+    reproduce(out=out)
+    damaged = out / "first" / file
+    text = damaged.read_text()[:40]
+    damaged.write_text(text)
+    found = reproduce(out=out)
+    assert statuses(found) == {"first": "failed", "second": "kept"}
+    assert file in found[0].message
+    assert "--force" in found[0].message
+    assert damaged.read_text() == text  # left as it is
+    assert statuses(reproduce(["first"], out, force=True)) == {"first": "made"}
+
+
+def test_an_unknown_experiment_gives_the_nearest_names(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="lfom_nonisotropic"):
+        reproduce(["lfom_nonisotropc"], tmp_path / "results")
+    assert not (tmp_path / "results").exists()
+
+
+def test_folders_that_cannot_be_used_are_refused_before_any_work(experiments: Any, tmp_path: Path) -> None:
+    def never(bench: Any) -> Outcome:
+        raise AssertionError("work was begun")
+
+    experiments["first"] = never
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "thesis.txt").write_text("mine")
+    with pytest.raises(InputError, match="holds something else"):
+        reproduce(out=other)
+    assert [p.name for p in other.iterdir()] == ["thesis.txt"]
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(InputError, match="is a file"):
+        reproduce(out=file)
+    with pytest.raises(InputError, match="cannot be made"):
+        reproduce(out=file / "below")
+
+
+def test_empty_folders_and_own_folders_are_fine(experiments: Any, tmp_path: Path) -> None:
+    reproduce(out=tmp_path)
+    assert (tmp_path / MARK).exists()
+    assert statuses(reproduce(out=tmp_path)) == {"first": "kept", "second": "kept"}
+
+
+def test_every_name_of_the_paper_has_a_file() -> None:
+    labels = [
+        "cg_without_preconditioning", "cg_with_preconditioning", "lfom_nonisotropic", "lfom_gdpp_nonisotropic",
+        "batch_size_1", "batch_size_10", "5head_attention_experiment", "mixture_of_experts_ood",
+        "gaussian_mixture_model_ood_lt", "gaussian_mixture_model_ood_mem", "ExtractedLFOMvsCGD",
+        "nag_vs_Memformer", "mgd_vs_Memformer", "layers5", "layers7", "sigma_convergence",
+        "learnability", "batch_size_sweep", "efficiency",
+    ]  # fmt: skip
+    assert set(labels) <= set(EXPERIMENTS)
+    folder = Path(lfom.reproduce.__file__).parent / "experiments"
+    for name in EXPERIMENTS:
+        assert (folder / f"{EXPERIMENTS[name]}.py").exists()
+
+
+def test_streams_of_different_names_differ() -> None:
+    bench = Workbench(runs=1)
+    keys = [str(bench.stream(*names)) for names in [("ab", "c"), ("ba", "c"), ("a", "bc"), ("abc",)]]
+    assert len(set(keys)) == 4
