@@ -27,13 +27,13 @@ CLOSE = 0.3  # "close to CGD": at most this much above it in log loss
 
 def run(bench: Workbench) -> Outcome:
     data = bench.data()
-    table = bench.baselines(data)
     names = {
         "Memformer": "Memformer, register, scalar A",
         "Linear Transformer": "Linear Transformer, scalar A",
     }
     wanted = [(names[curve], training) for training in bench.trainings for curve in names]
     scores = bench.all_scores(wanted, data)
+    table = bench.baselines(data)
     found = {(c, t): scores[names[c], t] for c in names for t in bench.trainings}
     rows = baseline_rows(table) + published_rows("cg_without_preconditioning")
     rows += flatten(score_rows(curve, training, s) for (curve, training), s in found.items())

@@ -8,8 +8,7 @@ import numpy as np
 
 from lfom.experiments.workbench import Claim, Outcome, Row, Workbench, distance_to_identity, verdict
 from lfom.memformer import linear_transformer
-from lfom.training import Adam, fit
-from lfom.training import State
+from lfom.training import Adam, State, fit
 from lfom.training.parameters import parameters
 
 TITLE = "A_l converges to a multiple of the inverse covariance"
@@ -19,7 +18,7 @@ SHOWS = (
     "Transformer, against training steps. There are no published values."
 )
 TRAINED = (
-    "paper: Adam with batches of 20,000, resampled every 100 steps, gradients clipped to 0.01 (curves over "
+    "paper: Adam with batches of 20,000 (5,000 in the preset quick), resampled every 100 steps, gradients clipped to 0.01 (curves over "
     "steps). converged: least squares (one value, drawn at the last step)."
 )
 X_LABEL, Y_LABEL = "Adam steps", "distance from a multiple of the inverse covariance"
@@ -44,18 +43,19 @@ def run(bench: Workbench) -> Outcome:
     steps, rows, claims = bench.preset.adam_steps, [], []
     if "paper" in bench.trainings:
         trail: dict[int, np.ndarray] = {
-            0: distances(bench, np.stack([[parameters(model).vector(model)]] * 5), model)
+            0: distances(bench, np.stack([[parameters(model).vector(model)]] * bench.runs), model)
         }
 
         def watch(state: State, record: dict[str, Any]) -> None:
             trail[record["step"]] = distances(bench, state.vectors, model)
 
-        bench.say("training three layers with Adam, batch 20,000")
-        fit(model, data, key=bench.stream("sigma"), optimiser=Adam(steps=steps, batch=20_000), watch=watch)
+        batch = bench.preset.sigma_batch
+        bench.say(f"training three layers with Adam, batch {batch:,}")
+        fit(model, data, key=bench.stream("sigma"), optimiser=Adam(steps=steps, batch=batch), watch=watch)
         for step, values in trail.items():
             for layer in range(LAYERS):
                 rows += [
-                    Row(f"A_{layer}", "paper", step, float(values[r, layer]), r, "distance", prompts=20_000)
+                    Row(f"A_{layer}", "paper", step, float(values[r, layer]), r, "distance", prompts=batch)
                     for r in range(bench.runs)
                 ]
         last, half = trail[steps], trail[min(trail, key=lambda s: abs(s - steps // 2))]

@@ -59,12 +59,13 @@ class Preset:
     prompts: int  # fresh prompts of a score
     adam_steps: int
     least_squares: float  # factor on the prompts of least squares
-    gdpp_batch: int  # prompts of an Adam step of GD++, whose gradient is a hundred times dearer
+    dear_batch: int  # prompts of an Adam step where a prompt is dear: GD++, and d = 10
+    sigma_batch: int  # and in sigma_convergence
 
 
 PRESETS = {
-    "quick": Preset("quick", 200_000, 1_000, 1.0, 200),
-    "full": Preset("full", 1_000_000, 1_000, 4.0, 1_000),
+    "quick": Preset("quick", 200_000, 1_000, 1.0, 200, 5_000),
+    "full": Preset("full", 1_000_000, 1_000, 4.0, 1_000, 20_000),
 }
 
 
@@ -141,20 +142,19 @@ class Workbench:
                 data,
                 key=self.stream("train", label),
                 depths=depths,
-                optimiser=self.optimiser(training, curve),
+                optimiser=self.optimiser(training, curve, d),
             )
 
         return self.keep(("fit", curve, training, label, tuple(depths)), make)
 
-    def optimiser(self, training: str, curve: str = "") -> Adam | LeastSquares:
+    def optimiser(self, training: str, curve: str = "", d: int = 5) -> Adam | LeastSquares:
+        dear, factor = "GD++" in curve, self.preset.least_squares
         if training == "paper":
-            batch = self.preset.gdpp_batch if "GD++" in curve else 1_000
+            batch = self.preset.dear_batch if dear or d >= 10 else 1_000
             return Adam(steps=self.preset.adam_steps, batch=batch)
-        if "GD++" in curve:  # its Jacobian is dear, and its few parameters need few prompts
-            return LeastSquares(
-                first=1_000, last=int(2_000 * self.preset.least_squares), passes=(12, 1), chunk=500
-            )
-        return LeastSquares(prompts=self.preset.least_squares)
+        if dear:  # its few parameters need few prompts
+            return LeastSquares(first=1_000, last=int(2_000 * factor), passes=(12, 1), chunk=500)
+        return LeastSquares(prompts=factor / 2 if d >= 10 else factor)
 
     def stream(self, *names: str) -> Array:
         """A key that depends on names only, so that scores of separate calls are paired."""
