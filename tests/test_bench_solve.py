@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from lfom.bench import solve
 from lfom.bench.loops import chebyshev, conjugate_gradients
 from lfom.bench.rival import Rival, Score
-from lfom.bench.rivals import rivals
+from lfom.bench.rivals import _batched, _plain_cg, baseline, rivals
 from lfom.bench.solve_report import COLUMNS, method_table, rows, summary_table, write
 from lfom.bench.timing import all_times
 from lfom.bench.views import optimum, view
@@ -46,6 +46,16 @@ def test_views_of_the_large_families_agree_with_their_operators(name: str) -> No
     root = 1 / np.sqrt(np.asarray(seen.diagonal))
     rayleigh = np.sum(v * root * np.asarray(batch.quadratics().times(root * v))) / np.sum(v * v)
     assert lowest[0] < rayleigh < highest[0]
+
+
+@pytest.mark.usefixtures("x64")
+def test_pieces_give_the_same_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = FAMILIES["table"].held_out(4)
+    whole = baseline(batch).run(5)
+    monkeypatch.setattr("lfom.bench.rivals.piece", lambda problems: 2)
+    monkeypatch.setattr("lfom.bench.rivals.side_by_side", lambda *_: {"whole": 2.0, "pieces": 1.0})
+    pieces = _batched(batch, _plain_cg(True))(5)
+    np.testing.assert_allclose(pieces, whole, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.usefixtures("x64")

@@ -42,7 +42,9 @@ def rivals(problems: Any) -> list[Rival]:
     return [*_in_jax(seen), *_in_scipy(seen)]
 
 
-def _batched(problems: Any, solve: Solve, extra: tuple[Any, ...] = ()) -> Callable[[int], Any]:
+def _batched(
+    problems: Any, solve: Solve, extra: tuple[Any, ...] = (), tune: bool = True
+) -> Callable[[int], Any]:
     """One compiled program over the batch; the Gram matrices of least squares are formed in it."""
 
     def some(problems: Any, extra: tuple[Any, ...], steps: Any) -> Any:
@@ -59,10 +61,12 @@ def _batched(problems: Any, solve: Solve, extra: tuple[Any, ...] = ()) -> Callab
 
         return jax.vmap(matrix_free)(quadratics.data, quadratics.b, quadratics.diagonal(), *extra)
 
-    return _compiled(some, problems, extra)
+    return _compiled(some, problems, extra, tune)
 
 
-def _compiled(solve: Callable[[Any, Any, Any], Any], problems: Any, extra: Any = ()) -> Callable[[int], Any]:
+def _compiled(
+    solve: Callable[[Any, Any, Any], Any], problems: Any, extra: Any = (), tune: bool = True
+) -> Callable[[int], Any]:
     """solve(problems, extra, steps), compiled: the whole batch at once, or in the pieces that the learned
     method takes it in, whichever is faster here."""
     count, size = len(problems), piece(problems)
@@ -80,7 +84,7 @@ def _compiled(solve: Callable[[Any, Any, Any], Any], problems: Any, extra: Any =
         return found.reshape(count, *found.shape[2:])
 
     runs = {"whole": lambda steps: whole(problems, extra, steps)}
-    if size < count:
+    if tune and size < count:
         runs["pieces"] = lambda steps: in_pieces(problems, extra, steps)
         seconds = side_by_side({name: partial(run, TRIAL_STEPS) for name, run in runs.items()}, 3)
         return runs[min(seconds, key=lambda name: seconds[name])]
@@ -179,20 +183,24 @@ def _in_scipy(seen: View) -> list[Rival]:
 
 
 def baseline(problems: Any) -> Rival:
-    """What a learned method is measured against step by step: Jacobi CG, or L-BFGS for losses."""
+    """What a learned method is measured against step by step: Jacobi CG, or L-BFGS for losses. It is
+    there for its errors; its speed is not tuned."""
     if isinstance(problems, ConvexLosses):
-        return Rival("L-BFGS", "Optax", _batched_losses(problems, _optax_lbfgs), len(problems))
-    return Rival("Jacobi CG", "plain loop", _batched(problems, _plain_cg(True)), len(problems))
+        run = _batched_losses(problems, _optax_lbfgs, tune=False)
+        return Rival("L-BFGS", "Optax", run, len(problems))
+    return Rival("Jacobi CG", "plain loop", _batched(problems, _plain_cg(True), tune=False), len(problems))
 
 
-def _batched_losses(problems: ConvexLosses, solve: Callable[[Any, Any, Any], Any]) -> Callable[[int], Any]:
+def _batched_losses(
+    problems: ConvexLosses, solve: Callable[[Any, Any, Any], Any], tune: bool = True
+) -> Callable[[int], Any]:
     """solve(loss, start, steps) of one problem, for the batch in one compiled program."""
     start = jnp.zeros(problems.shape, problems.dtype)
 
     def some(problems: ConvexLosses, extra: Any, steps: Any) -> Any:
         return jax.vmap(lambda data: solve(lambda w: problems.loss(w, data), start, steps))(problems.data)
 
-    return _compiled(some, problems)
+    return _compiled(some, problems, tune=tune)
 
 
 def _jax_lbfgs(loss: Any, start: Any, steps: Any) -> Any:
@@ -217,7 +225,7 @@ def _optax_lbfgs(loss: Any, start: Any, steps: Any) -> Any:
 def _for_losses(problems: ConvexLosses) -> list[Rival]:
     count = len(problems)
     return [
-        baseline(problems),
+        Rival("L-BFGS", "Optax", _batched_losses(problems, _optax_lbfgs), count),
         Rival("L-BFGS", "JAX", _batched_losses(problems, _jax_lbfgs), count),
         Rival("L-BFGS", "SciPy", _scipy_lbfgs(problems), count),
         Rival("Newton", "plain loop", _batched_losses(problems, newton), count, iterative=False),
