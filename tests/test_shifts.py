@@ -37,7 +37,7 @@ def test_quadratics_agree_with_prompts(name: str) -> None:
     np.testing.assert_allclose(
         np.einsum("kip,kjp->ij", probes, probes) / COUNT, query, atol=0.05 * np.abs(query).max()
     )
-    noise = np.asarray(prompts.y) - np.einsum("pni,pi->pn", prompts.X, prompts.weights)
+    noise = np.asarray(prompts.y) - np.einsum("pni,pi->pn", prompts.X, np.asarray(prompts.weights))
     assert noise.std() < 0.21
     assert data.dimension == 2
     assert number_of_runs(data) == 0

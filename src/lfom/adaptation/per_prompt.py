@@ -120,7 +120,8 @@ def _root(gram: Array, moment: Array) -> tuple[Array, Array]:
         ok = pivot > smallest
         column = jnp.where(ok, gram[:, j] / jnp.sqrt(jnp.where(ok, pivot, 1)), 0)
         entry = jnp.where(ok, rest[j] / jnp.where(ok, column[j], 1), 0)
-        gram, rest = gram - column[:, None] * column[None], rest - column * entry
+        rest, gram = rest - column * entry, gram - column[:, None] * column[None]
+        gram, rest, column, entry = _apart(gram, rest, column, entry)
         columns.append(column)
         found.append(entry)
     return jnp.stack(columns, axis=1), jnp.stack(found)
@@ -217,5 +218,11 @@ def solve(matrix: Float[Array, "p p *prompts"], vector: Float[Array, "p *prompts
     system = jnp.concatenate([matrix, vector[:, None]], axis=1)
     for j in range(p):
         row = system[j] / system[j, j]
-        system = (system - system[:, j, None] * row[None]).at[j].set(row)
+        (system,) = _apart((system - system[:, j, None] * row[None]).at[j].set(row))
     return system[:, -1]
+
+
+def _apart(*arrays: Array) -> tuple[Array, ...]:
+    """Keep the steps of an elimination apart: fused, each would compute all those before it again,
+    several times over, and compile for minutes."""
+    return jax.lax.optimization_barrier(arrays)
