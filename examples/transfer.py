@@ -8,6 +8,7 @@ import numpy as np
 import lfom
 from lfom.bench.solve import errors_after
 from lfom.families import FAMILIES, diffusion, table
+from lfom.learning.statuses import FALLBACK
 
 
 def regressions() -> Iterator[tuple[str, Any]]:
@@ -46,7 +47,8 @@ def main() -> None:
         for change, problems in changes:
             found = {who: np.median(error) for who, error in errors_after(method, problems).items()}
             numbers = ", ".join(f"{who} {error:.2g}" for who, error in found.items())
-            print(f"  {change:38s} {numbers}")
+            fallback = np.mean(method.solve(problems).status % 10 == FALLBACK)
+            print(f"  {change:38s} {numbers}, fallback {100 * fallback:.0f} %")
 
 
 if __name__ == "__main__":

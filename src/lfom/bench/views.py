@@ -103,7 +103,7 @@ def view(problems: Any) -> View:
 
 def optimum(problems: Any) -> np.ndarray:
     """The solutions, in float64: by factorisation where A is a matrix, else by conjugate gradients
-    until the residual is 1e-12 of b."""
+    until the residual is 1e-10 of b."""
     problems = in_double(problems)
     with jax.enable_x64(True):
         if isinstance(problems, LeastSquaresProblems):
@@ -114,7 +114,7 @@ def optimum(problems: Any) -> np.ndarray:
         while steps <= MOST_STEPS:
             found = solve(problems, steps)
             left = np.asarray(problems.b - problems.quadratics().times(found))
-            if np.linalg.norm(left) <= 1e-12 * np.linalg.norm(np.asarray(problems.b)):
+            if np.linalg.norm(left) <= 1e-10 * np.linalg.norm(np.asarray(problems.b)):
                 return np.asarray(found)
             steps *= 2
     raise RuntimeError(f"conjugate gradients left a residual of {np.abs(left).max():.1e} after {steps} steps")
