@@ -128,11 +128,14 @@ def _root(gram: Array, moment: Array) -> tuple[Array, Array]:
 
 
 def starts(model: Mixture) -> Float[Array, "starts heads ..."]:
-    """The model's own gates, and every expert alone."""
+    """The model's own gates, and every expert alone; free gates also with steps a quarter as long,
+    since from where all experts diverge a few steps do not find back."""
     heads, shape = len(model.heads), model.gates.shape
     size = LOGIT if model.gating == "softmax" else 1.0
     corners = pad_axes(size * jnp.eye(heads, dtype=model.gates.dtype), 1 + len(shape))
-    return jnp.concatenate([model.gates[None], jnp.broadcast_to(corners, (heads, *shape))])
+    corners = jnp.broadcast_to(corners, (heads, *shape))
+    shorter = [corners / 4] if model.gating == "free" else []
+    return jnp.concatenate([model.gates[None], corners, *shorter])
 
 
 def gates_for(model: Mixture, question: Quadratic, steps: int) -> Array:

@@ -8,17 +8,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lfom.adaptation import PerPrompt
 from lfom.distributions import GaussianMixture
 from lfom.experiments.fixed_batches import ROUNDING
 from lfom.experiments.gates import adaptation_prompts, fit_gates, on_adaptation_prompts, take_runs
 from lfom.experiments.workbench import CONTEXT, DEPTHS, MODELS, Row, Workbench, at_step, score_rows
 from lfom.memformer import memformer
 from lfom.methods import conjugate_gradient
-from lfom.training import LeastSquares, Score, evaluate, fit
+from lfom.training import LeastSquares, PerRun, Score, evaluate, fit
 
 MEANS, VARIANCES, WEIGHTS = (2.5, 0.0, -1.0), (0.5, 1.0, 2.0), (0.2, 0.3, 0.5)
 NAMES = ("N(2.5,0.5)", "N(0,1)", "N(-1,2)")
-GATES, BOTH = "mixture, gates", "mixture, gates and gamma"
+GATES, BOTH, PER_PROMPT = "mixture, gates", "mixture, gates and gamma", "mixture, gates per prompt"
 
 
 @dataclass(frozen=True)
@@ -57,12 +58,13 @@ def adapted(bench: Workbench, curve: str) -> Adapted:
         if curve != "Linear Transformer":
             fits[BOTH] = fit_gates(bench, experts, prompts, ("gates", "coefficients"))
         methods: dict[str, Any] = {f"{n}|{d}": one.per_run(d) for n, one in fits.items() for d in DEPTHS}
+        methods |= {f"{PER_PROMPT}|{d}": PerRun(PerPrompt(fits[GATES].per_run(d).method)) for d in DEPTHS}
         methods["CGD"] = conjugate_gradient(max(DEPTHS))
         count, key = bench.preset.prompts // 5, bench.stream("score", "mixture")
         found = {n: floored(score) for n, score in evaluate(methods, data, prompts=count, key=key).items()}
         own = evaluate({str(d): trained.per_run(d) for d in DEPTHS}, components, prompts=count // 4, key=key)
         return Adapted(
-            {name: {d: found[f"{name}|{d}"] for d in DEPTHS} for name in fits},
+            {name: {d: found[f"{name}|{d}"] for d in DEPTHS} for name in (*fits, PER_PROMPT)},
             {name: on_adaptation_prompts(one, prompts) for name, one in fits.items()},
             {
                 name: {d: take_runs(own[str(d)], slice(m * runs, (m + 1) * runs)) for d in DEPTHS}
@@ -84,7 +86,10 @@ def adapted_rows(found: Adapted, rename: dict[str, str]) -> list[Row]:
     rows = score_rows("CGD", "none", found.cgd)
     for name in found.fresh:
         rows += score_rows(rename.get(name, name), "converged", found.fresh[name])
-        rows += score_rows(rename.get(name, name), "converged", found.adaptation[name], "adaptation prompts")
+        if name in found.adaptation:
+            rows += score_rows(
+                rename.get(name, name), "converged", found.adaptation[name], "adaptation prompts"
+            )
     for name, scores in found.experts.items():
         rows += score_rows(name, "converged", scores)
     return rows
