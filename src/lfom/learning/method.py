@@ -118,18 +118,24 @@ class LearnedMethod:
         residual is that small relative to the start's; without `steps`, as many as it takes up to 1,000.
         """
         self._check(problems)
-        asked = steps is not None
-        steps = checks.count("steps", steps if asked else self.steps)
-        if tolerance is not None:
-            tolerance = self._checked_tolerance(tolerance)
-            if not asked:
-                steps = min(LONGEST, self.steps + 2 * int(np.prod(self.shape)))
-        learned = 0 if isinstance(self.plan.coefficients, Conjugate) else min(steps, self.steps)
-        limit = None if tolerance is None else jnp.asarray(tolerance, self.dtype)
-        raw = solve_batch(self.plan, problems, learned, steps, limit)
+        budget = self.budget(steps, tolerance)
+        raw = solve_batch(self.plan, problems, *budget)
         fallback = "line-searched gradient" if self.kind == "convex losses" else "conjugate gradients"
         status, taken, residuals = (np.asarray(part) for part in raw[1:])
         return Solution(raw.value, status, taken, residuals, self.promise, fallback)
+
+    def budget(self, steps: int | None, tolerance: float | None) -> tuple[int, int, Array | None]:
+        """What `solve` makes of its arguments: learned steps, steps in all, tolerance."""
+        asked = steps is not None
+        steps = checks.count("steps", steps if asked else self.steps)
+        limit = None
+        if tolerance is not None:
+            with jax.ensure_compile_time_eval():  # a number also inside somebody's jit
+                limit = jnp.asarray(self._checked_tolerance(tolerance), self.dtype)
+            if not asked:
+                steps = min(LONGEST, self.steps + 2 * int(np.prod(self.shape)))
+        learned = 0 if isinstance(self.plan.coefficients, Conjugate) else min(steps, self.steps)
+        return learned, steps, limit
 
     def _check(self, problems: Any) -> None:
         if not isinstance(problems, Problems):

@@ -86,7 +86,7 @@ def learned_steps(
         (w, r, taken, _), seen = jax.lax.scan(register_step, start, (coefficients.alpha, coefficients.gamma))
         return w, r, taken, seen
 
-    table = _lower(coefficients.gamma)
+    table = lower(coefficients.gamma)
 
     def bank_step(carry: Any, numbers: Any) -> Any:
         w, r, taken, memory = carry
@@ -101,7 +101,8 @@ def learned_steps(
     return w, r, taken, seen
 
 
-def _lower(table: Array) -> Array:
+def lower(table: Array) -> Array:
+    """Zeros where a step would read the future."""
     mask = jnp.tril(jnp.ones(table.shape[:2], table.dtype))
     return table * mask.reshape(mask.shape + (1,) * (table.ndim - 2))
 

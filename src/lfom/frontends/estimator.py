@@ -1,0 +1,110 @@
+"""A scikit-learn estimator: one regression, solved by a learned method."""
+
+import warnings
+from numbers import Real
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from lfom.checks import InputError
+from lfom.learning.method import Accuracy, LearnedMethod, Record, Solution
+from lfom.learning.preconditioners import Identity
+from lfom.learning.problems import LinearSystems
+from lfom.learning.solving import Plan
+from lfom.learning.steps import Conjugate
+from lfom.learning.structures import Structure
+
+TOLERANCE = 1e-8  # of the method that is built in
+STEPS_PER_UNKNOWN = 10  # rounding makes conjugate gradients need more than one
+
+
+class InContextRegressor(RegressorMixin, BaseEstimator):
+    """Linear regression in a fixed number of learned steps: min |X w - y|^2 / 2n + ridge |w|^2 / 2.
+
+    method: what `lfom.learn` returned for regressions with as many features; None for conjugate
+    gradients preconditioned by the diagonal, which fit any X and y. ridge: scikit-learn's
+    Ridge(alpha) is ridge = alpha / n. steps, tolerance: as in `method.solve`; without a method, up to
+    ten steps per feature and 1e-8. fit_intercept: centre X and y first; learn from centred problems
+    then.
+
+    After fit: coef_, intercept_, n_iter_ (steps taken), residuals_ (one per step), status_ and
+    message_. A fit that failed says so with a ConvergenceWarning and is no worse than coef_ = 0.
+
+    >>> X = np.random.default_rng(0).normal(size=(30, 3))
+    >>> InContextRegressor().fit(X, X @ [1.0, 2.0, 3.0] + 4).coef_.round(6)
+    array([1., 2., 3.])
+    """
+
+    coef_: np.ndarray
+    intercept_: float
+    n_iter_: int
+    status_: int
+    residuals_: np.ndarray
+    message_: str
+
+    def __init__(
+        self,
+        method: LearnedMethod | None = None,
+        *,
+        ridge: float = 0.0,
+        steps: int | None = None,
+        tolerance: float | None = None,
+        fit_intercept: bool = True,
+    ):
+        self.method = method
+        self.ridge = ridge
+        self.steps = steps
+        self.tolerance = tolerance
+        self.fit_intercept = fit_intercept
+
+    def fit(self, X: Any, y: Any) -> Self:
+        X, y = validate_data(self, X, y, y_numeric=True, dtype=np.float64)
+        y = y.astype(np.float64)
+        if not isinstance(self.ridge, Real) or not 0 <= self.ridge < np.inf:
+            raise InputError(f"ridge is {self.ridge!r}: it must be one number, 0 or greater.")
+        centre_X, centre_y = (X.mean(axis=0), y.mean()) if self.fit_intercept else (0 * X[0], 0.0)
+        solution = self._solve(X - centre_X, y - centre_y)
+        self.coef_ = np.asarray(solution.value[0], np.float64)
+        self.intercept_ = float(centre_y - centre_X @ self.coef_)
+        self.n_iter_, self.status_ = int(solution.steps[0]), int(solution.status[0])
+        self.residuals_ = solution.residuals[0, : self.n_iter_ + 1]
+        self.message_ = solution.meaning[self.status_]
+        if solution.failed[0]:
+            text = f"{self.message_}. Allow more steps, a larger tolerance or a larger ridge."
+            warnings.warn(text, ConvergenceWarning, stacklevel=2)
+        return self
+
+    def _solve(self, X: np.ndarray, y: np.ndarray) -> Solution:
+        """Through the Gram matrix, whose shape does not depend on n: one compiled program serves
+        every number of samples."""
+        n, d = X.shape
+        A, b = X.T @ X / n + self.ridge * np.eye(d), X.T @ y / n
+        with jax.enable_x64(True):  # scikit-learn computes in float64 whatever JAX's setting is
+            if self.method is not None:
+                method, budget = self.method, (self.steps, self.tolerance)
+            else:
+                method = conjugate_gradients(d)
+                tolerance = TOLERANCE if self.steps is None and self.tolerance is None else self.tolerance
+                budget = (STEPS_PER_UNKNOWN * d if self.steps is None else self.steps), tolerance
+            return method.solve(
+                LinearSystems(A[None].astype(method.dtype), b[None].astype(method.dtype)), *budget
+            )
+
+    def predict(self, X: Any) -> np.ndarray:
+        check_is_fitted(self)
+        return validate_data(self, X, reset=False, dtype=np.float64) @ self.coef_ + self.intercept_
+
+
+def conjugate_gradients(d: int) -> LearnedMethod:
+    """Conjugate gradients preconditioned by the diagonal, as a method; nothing is learned."""
+    plan = Plan(Conjugate(), Identity(), jnp.ones(3, np.float64), None, True)
+    record = Record(0, 0, Accuracy((), (), (), 0, "not measured"), {})
+    floor = 10 * float(np.finfo(np.float64).eps)
+    return LearnedMethod(
+        Structure("conjugate", jacobi=True), "linear systems", (d,), d, plan, None, floor, record
+    )
