@@ -1,13 +1,13 @@
-"""The trailing-axis algebra against NumPy's, on every layout and on both sides of WRITE_OUT."""
+"""The trailing-axis algebra against NumPy's, on every layout and on both sides of WRITE_OUT and PROMPTS_LAST."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lfom.arrays import WRITE_OUT, dot, identity, matmat, matvec, pad_axes, transpose
+from lfom.arrays import PROMPTS_LAST, WRITE_OUT, dot, identity, matmat, matvec, pad_axes, transpose
 
-SIZES = [1, 3, WRITE_OUT, WRITE_OUT + 1]
+SIZES = [1, 3, WRITE_OUT, WRITE_OUT + 1, PROMPTS_LAST, PROMPTS_LAST + 1]
 
 
 def normal(seed: int, *shape: int) -> np.ndarray:
@@ -43,7 +43,7 @@ def test_matmat_is_the_product_of_every_prompt(d: int, left: tuple, right: tuple
     np.testing.assert_allclose(found, each_prompt(L, R, left, right), atol=1e-13)
 
 
-@pytest.mark.parametrize("d", [3, WRITE_OUT + 1])
+@pytest.mark.parametrize("d", [3, WRITE_OUT + 1, PROMPTS_LAST + 1])
 def test_derivatives_of_a_shared_matrix_are_those_of_the_plain_product(d: int, x64: None) -> None:
     # the written-out product has a derivative rule of its own
     M, v, u = jnp.asarray(normal(0, 2, d)), jnp.asarray(normal(1, d, 5)), jnp.asarray(normal(2, 2, 5))

@@ -11,7 +11,7 @@ from jax import Array
 from jaxtyping import Float
 
 from lfom import checks
-from lfom.arrays import WRITE_OUT, matvec
+from lfom.arrays import PROMPTS_LAST, matvec
 from lfom.coefficients import NoSuchView
 from lfom.memories import Memory
 from lfom.problems import Examples, IterateProblem, Problem, Quadratic, Tokens
@@ -215,7 +215,7 @@ def _on_tokens(algorithm: Algorithm, prompt: Prompt) -> Trajectory:
 
 @eqx.filter_jit
 def _on_iterates(algorithm: Algorithm, prompt: Prompt) -> Trajectory:
-    if prompt.batched and prompt.X.shape[-1] <= WRITE_OUT:  # prompts last: see lfom.arrays
+    if prompt.batched and prompt.X.shape[-1] <= PROMPTS_LAST:  # prompts last: see lfom.arrays
         problem = jax.vmap(Quadratic.of, out_axes=-1)(prompt)
         w = jnp.stack([jnp.moveaxis(answer, 0, -1) for answer in unroll(algorithm, problem)])
     else:

@@ -19,7 +19,7 @@ from jax import Array
 from jaxtyping import Float
 
 from lfom import checks
-from lfom.arrays import WRITE_OUT, pad_axes, transpose
+from lfom.arrays import PROMPTS_LAST, pad_axes, transpose
 from lfom.checks import InputError
 from lfom.problems import Examples, Problem, Quadratic, Tokens
 from lfom.unroll import Algorithm, Mixture, last_residual
@@ -215,7 +215,7 @@ def _levenberg_marquardt(residual: Any, start: Float[Array, "p *prompts"], steps
 def solve(matrix: Float[Array, "p p *prompts"], vector: Float[Array, "p *prompts"]) -> Array:
     """matrix^-1 vector for symmetric positive definite matrices, prompts last: Gauss-Jordan."""
     p = matrix.shape[0]
-    if p > WRITE_OUT:
+    if p > PROMPTS_LAST:
         leading = jnp.moveaxis(matrix, (0, 1), (-2, -1)), jnp.moveaxis(vector, 0, -1)
         return jnp.moveaxis(jnp.linalg.solve(leading[0], leading[1][..., None])[..., 0], -1, 0)
     system = jnp.concatenate([matrix, vector[:, None]], axis=1)
