@@ -23,7 +23,7 @@ TRAINED = (
 X_LABEL = "training prompts"
 X_SCALE = "log"
 DEPTH = 3
-GROUPS = ((10, 30, 100, 300, 1000, 3000), (10_000, 100_000))
+GROUPS = ((10, 30, 100, 300, 1000, 3000), (10_000, 30_000, 100_000))
 
 
 def slopes(sizes: list[int], gaps: np.ndarray) -> np.ndarray:
