@@ -34,8 +34,9 @@ MOST_STEPS = 512
 MOST_LEARNED = 4 * BUDGET  # beyond, most of the steps would be the plain tail
 GRID = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # of the curves
 LEARNING = {1_000: 400, 32: 64}  # learning problems, by the size of the benchmark's batch
-# One structure per kind of coefficients: those that "auto" ranks first among all of its kind on the
-# learning problems of these families. Trying all of them again would take minutes per family.
+# Chosen beforehand, since trying all takes minutes per family. "auto" ranked these first on learning
+# problems of table and digits; of diffusion and deblurring only "conjugate" was searched, and
+# "preconditioned" was given the same matrix.
 STRUCTURES = {
     "table": ("scalar", "preconditioned:jacobi+full", "conjugate:jacobi+full"),
     "diffusion": ("scalar", "preconditioned:jacobi+sine", "conjugate:jacobi+sine"),
