@@ -59,6 +59,11 @@ def classifications(
     return lfom.ConvexLosses(logistic, (X.astype(dtype), y.astype(dtype)), size=d)
 
 
+def fresh_regressions(**options: Any) -> lfom.LeastSquaresProblems:
+    """Problems that nothing was learned from; of one number, so that what was compiled serves again."""
+    return regressions(count=40, seed=1, **options)
+
+
 GRADIENT_STEPS = {
     "scalar": 0,
     "diagonal": 3,

@@ -11,6 +11,7 @@ from lfom.learning import statuses
 from tests.learned_problems import (
     classifications,
     energies,
+    fresh_regressions,
     grids,
     learned,
     learned_from_losses,
@@ -49,13 +50,15 @@ def adversarial(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 @pytest.mark.parametrize("name", METHODS)
 def test_a_thousand_adversarial_problems(name: str, dtype: Any) -> None:
+    """Every method in both precisions; with and without a tolerance in turn, so that every method and
+    every precision meets both."""
     A, b = (x.astype(dtype) for x in adversarial(1_000, seed=11))
     problems, method = lfom.LinearSystems(A, b), learned(name).astype(dtype)
-    limit = 1e-3
-    for options in ({"steps": 12}, {"steps": 12, "tolerance": limit}):
-        solution = method.solve(problems, **options)  # type: ignore[arg-type]
-        check_no_wrong_success(problems, solution, limit if "tolerance" in options else None)
-        check_isolation(method, A, b, solution, options)
+    limit = 1e-3 if (METHODS.index(name) + (dtype == np.float32)) % 2 else None
+    options = {"steps": 12, "tolerance": limit}
+    solution = method.solve(problems, **options)  # type: ignore[arg-type]
+    check_no_wrong_success(problems, solution, limit)
+    check_isolation(method, A, b, solution, options)
 
 
 def check_no_wrong_success(problems: Any, solution: lfom.Solution, limit: float | None) -> None:
@@ -185,4 +188,4 @@ def test_another_family_is_refused() -> None:
         method.solve(classifications(count=2))
     with pytest.raises(InputError, match="takes problems"):
         method.solve(np.ones((2, 6)))  # type: ignore[arg-type]
-    assert (method.solve(regressions(count=2, d=6)).status >= 0).all()  # least squares are systems
+    assert (method.solve(fresh_regressions()).status >= 0).all()  # least squares are systems

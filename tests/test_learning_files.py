@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import lfom
 from lfom.checks import InputError
 from lfom.cli import app
-from tests.learned_problems import learned, regressions
+from tests.learned_problems import fresh_regressions, learned, regressions
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -29,7 +29,7 @@ def test_a_file_gives_back_the_method(name: str, tmp_path: Path) -> None:
     assert again.record == method.record
     assert again.certificate == method.certificate
     assert again.promise == method.promise
-    fresh = regressions(count=8, seed=1)
+    fresh = fresh_regressions()
     assert np.asarray(again.solve(fresh).value).tobytes() == np.asarray(method.solve(fresh).value).tobytes()
     content = path.read_bytes()
     again.save(path)
@@ -114,15 +114,15 @@ def test_learn_solve_inspect(tmp_path: Path) -> None:
     assert "--force" in str(refused.exception)
     assert method.read_bytes() == before
 
-    fresh = regressions(count=8, seed=1)
+    fresh = fresh_regressions()
     X = np.asarray(fresh.X).copy()
     more = write(tmp_path / "fresh.npz", fresh)
     result = runner.invoke(app, ["solve", str(method), str(more), "--out", str(out)], catch_exceptions=False)
     assert result.exit_code == 0
     assert max(len(line) for line in result.stdout.splitlines() if str(tmp_path) not in line) <= 80
     with np.load(out) as content:
-        assert content["w"].shape == (8, 6)
-        assert content["residuals"].shape == (8, 6)
+        assert content["w"].shape == (40, 6)
+        assert content["residuals"].shape == (40, 6)
         assert content["status"].dtype == np.int64
         assert (content["steps"] == 5).all()
         meaning = dict(zip(content["meaning_of"].tolist(), content["meaning"].tolist(), strict=True))
