@@ -89,6 +89,14 @@ def test_an_interrupted_reproduction_goes_on(experiments: Any, tmp_path: Path) -
     assert statuses(reproduce(out=out)) == {"first": "kept", "second": "made"}
 
 
+def test_an_experiment_with_nothing_to_show_is_no_failure(experiments: Any, tmp_path: Path) -> None:
+    experiments["first"] = lambda bench: Outcome([], [])
+    assert statuses(reproduce(out=tmp_path)) == {"first": "empty", "second": "made"}
+    answer = CliRunner().invoke(app, ["reproduce", "--out", str(tmp_path)])
+    assert answer.exit_code == 0
+    assert "nothing to show" in answer.output
+
+
 @pytest.mark.parametrize("file", ["curves.csv", "claims.json", "meta.json"])
 def test_damaged_results_are_named_and_made_again_only_on_request(
     file: str, experiments: Any, tmp_path: Path

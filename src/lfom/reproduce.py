@@ -34,7 +34,8 @@ TRAININGS = {"paper": ("paper",), "converged": ("converged",), "both": ("paper",
 
 @dataclass(frozen=True)
 class Done:
-    """How one experiment ended: "made", "kept" (it was finished before) or "failed"."""
+    """How one experiment ended: "made", "kept" (it was finished before), "failed", or "empty" (it has
+    nothing to show for the training asked for)."""
 
     name: str
     status: str
@@ -69,8 +70,8 @@ def reproduce(
                 continue
             if say:
                 say(f"experiment {name}")
-            _run(name, out / name, bench, asked)
-            done.append(Done(name, "made", time.perf_counter() - begun))
+            made = _run(name, out / name, bench, asked)
+            done.append(Done(name, "made" if made else "empty", time.perf_counter() - begun))
         except InputError as error:
             done.append(Done(name, "failed", time.perf_counter() - begun, str(error)))
         except Exception as error:
@@ -111,10 +112,13 @@ def _finished(folder: Path, asked: dict[str, Any]) -> bool:
     return all(meta.get(key) == value for key, value in asked.items())
 
 
-def _run(name: str, folder: Path, bench: Workbench, asked: dict[str, Any]) -> None:
+def _run(name: str, folder: Path, bench: Workbench, asked: dict[str, Any]) -> bool:
+    """Run and write an experiment; False if it has nothing to show for this training."""
     module = importlib.import_module(f"lfom.experiments.{EXPERIMENTS[name]}")
     begun = time.perf_counter()
     outcome: Outcome = module.run(bench)
+    if not outcome.rows:
+        return False
     if folder.exists():
         shutil.rmtree(folder)
     folder.mkdir()
@@ -141,6 +145,7 @@ def _run(name: str, folder: Path, bench: Workbench, asked: dict[str, Any]) -> No
     }
     write_whole(folder / "meta.json", json.dumps(meta, indent=1).encode())
     plot_experiment(folder)
+    return True
 
 
 def _csv(name: str, outcome: Outcome) -> str:

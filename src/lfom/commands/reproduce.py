@@ -38,7 +38,7 @@ def reproduce_command(
     claims = [
         (item.name, claim)
         for item in done
-        if item.status != "failed"
+        if item.status in ("made", "kept")
         for claim in json.loads((out / item.name / "claims.json").read_text("utf8"))
     ]
     if as_json:
@@ -59,8 +59,11 @@ def _show(done: list[Done], claims: list, out: Path, seconds: float) -> None:
     for item in done:
         if item.status == "failed":
             console.print(f"[red]{item.name} failed:[/] {item.message}", highlight=False)
+        if item.status == "empty":
+            console.print(f"{item.name} has nothing to show for this --training.", highlight=False)
     kept = sum(item.status == "kept" for item in done)
     made = sum(item.status == "made" for item in done)
+    failed = sum(item.status == "failed" for item in done)
     console.print(
-        f"{made} made, {kept} kept, {len(done) - made - kept} failed in {seconds:.0f} s. Report: {out / 'report.html'}"
+        f"{made} made, {kept} kept, {failed} failed in {seconds:.0f} s. Report: {out / 'report.html'}"
     )

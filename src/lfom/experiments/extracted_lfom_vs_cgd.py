@@ -31,7 +31,12 @@ GROUPS = ((10, 50, 100), (1000,))
 
 
 def run(bench: Workbench) -> Outcome:
-    rows = baseline_rows(bench.baselines(bench.data(ISOTROPIC), label="isotropic"))
+    data = bench.data(ISOTROPIC)
+    fits = [
+        (learned_lfom, bench, training, sizes, DEPTHS) for training in bench.trainings for sizes in GROUPS
+    ]
+    bench.side_by_side([(bench.baselines, data, DEPTHS, "isotropic"), *fits])
+    rows = baseline_rows(bench.baselines(data, label="isotropic"))
     rows += published_rows("ExtractedLFOMvsCGD")
     claims = []
     for training in bench.trainings:

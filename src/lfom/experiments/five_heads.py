@@ -49,6 +49,10 @@ VARYING = ("one head with B", "5 heads with B, one memory", "5 heads with B, own
 
 def run(bench: Workbench) -> Outcome:
     data = bench.data()
+    jobs: list[tuple[Any, ...]] = [(bench.trained, ONE, training, data) for training in bench.trainings]
+    if "paper" in bench.trainings:
+        jobs += [(five_trained, bench), *((varying_fit, bench, name) for name in VARYING)]
+    bench.side_by_side([*jobs, (bench.baselines, data)])
     table = bench.baselines(data)
     rows = baseline_rows(table) + published_rows("5head_attention_experiment")
     claims = []
@@ -155,31 +159,45 @@ def speed(bench: Workbench) -> tuple[list[Row], Claim]:
     return rows, claim
 
 
-def varying_covariance(bench: Workbench) -> dict[str, Score]:
-    """One head, five into one memory, five with their own, on a mixture of covariances."""
-    keys = jax.random.split(bench.stream("varying"), bench.runs)
-    data = jax.vmap(
-        lambda key: GaussianMixture(
-            [[0.0] * 5] * 3,
-            [0.5, 1.0, 2.0],
-            [1 / 3] * 3,
-            CONTEXT,
-            spectrum=PUBLISHED_SPECTRUM,
-            rotation=haar_rotation(key, 5),
-            weight_mean=False,
-        )
-    )(keys)
-    options: dict[str, Any] = {**MODELS[ONE], "covariates": True}
-    seeds = jax.random.split(jax.random.fold_in(bench.key, 17), HEADS)
-    models = {
-        VARYING[0]: memformer(5, 2, key=seeds[0], **options),
-        VARYING[1]: memformer(5, 2, heads=HEADS, key=seeds[0], **options),
-        VARYING[2]: mixture([memformer(5, 2, key=seed, **options) for seed in seeds]),
-    }
-    adam = Adam(steps=bench.preset.adam_steps, batch=200, resample=20)
-    trained = {}
-    for name, model in models.items():
+def varying_data(bench: Workbench) -> GaussianMixture:
+    """Three covariances, one for each prompt."""
+
+    def make() -> GaussianMixture:
+        keys = jax.random.split(bench.stream("varying"), bench.runs)
+        return jax.vmap(
+            lambda key: GaussianMixture(
+                [[0.0] * 5] * 3,
+                [0.5, 1.0, 2.0],
+                [1 / 3] * 3,
+                CONTEXT,
+                spectrum=PUBLISHED_SPECTRUM,
+                rotation=haar_rotation(key, 5),
+                weight_mean=False,
+            )
+        )(keys)
+
+    return bench.keep("varying covariance", make)
+
+
+def varying_fit(bench: Workbench, name: str) -> Fit:
+    """One head, five into one memory, or five with their own, on a mixture of covariances."""
+
+    def make() -> Fit:
         bench.say(f"training {name} (varying covariance)")
-        found = fit(model, data, key=bench.stream("train varying"), optimiser=adam)
-        trained[name] = found.per_run()
-    return bench.scores(trained, data, "varying", bench.preset.prompts // 5)
+        options: dict[str, Any] = {**MODELS[ONE], "covariates": True}
+        seeds = jax.random.split(jax.random.fold_in(bench.key, 17), HEADS)
+        if name == VARYING[0]:
+            model: Any = memformer(5, 2, key=seeds[0], **options)
+        elif name == VARYING[1]:
+            model = memformer(5, 2, heads=HEADS, key=seeds[0], **options)
+        else:
+            model = mixture([memformer(5, 2, key=seed, **options) for seed in seeds])
+        adam = Adam(steps=bench.preset.adam_steps, batch=200, resample=20)
+        return fit(model, varying_data(bench), key=bench.stream("train varying"), optimiser=adam)
+
+    return bench.keep(("varying covariance", name), make)
+
+
+def varying_covariance(bench: Workbench) -> dict[str, Score]:
+    trained = {name: varying_fit(bench, name).per_run() for name in VARYING}
+    return bench.scores(trained, varying_data(bench), "varying", bench.preset.prompts // 5)

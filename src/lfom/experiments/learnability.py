@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from lfom.experiments.fixed_batches import by_size
-from lfom.experiments.learned_lfom import learned_lfom
+from lfom.experiments.learned_lfom import ISOTROPIC, learned_lfom
 from lfom.experiments.workbench import Claim, Outcome, Row, Workbench, score_rows, verdict
 from lfom.training import Score
 
@@ -46,8 +46,11 @@ def run(bench: Workbench) -> Outcome:
     own: dict[int, Score] = {}
     fresh: dict[int, Score] = {}
     best: dict[int, Score] = {}
-    for group in GROUPS:
-        found = learned_lfom(bench, "converged", group, (DEPTH,), 12, bench.preset.prompts)
+    bench.data(ISOTROPIC)
+    arguments = [(bench, "converged", group, (DEPTH,), 12, bench.preset.prompts) for group in GROUPS]
+    bench.side_by_side([(learned_lfom, *one) for one in arguments])
+    for one in arguments:
+        found = learned_lfom(*one)
         own |= by_size(found.training, DEPTH)
         fresh |= by_size(found.fresh, DEPTH)
         best |= by_size(found.optimum_fresh, DEPTH)

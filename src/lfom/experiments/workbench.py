@@ -107,6 +107,11 @@ class Workbench:
             self._kept[name] = make()
         return self._kept[name]
 
+    def side_by_side(self, jobs: Sequence[tuple[Any, ...]]) -> None:
+        """Make what is kept with a thread for each core: (function, *arguments) each. Compiling and small
+        programs keep one core busy."""
+        list(in_threads(lambda job: job[0](*job[1:]), jobs))
+
     def data(self, spectrum: Sequence[float] = PUBLISHED_SPECTRUM, **options: Any) -> LinearRegression:
         """One distribution per run, each with its own rotation."""
         spectrum = tuple(spectrum)
@@ -199,7 +204,7 @@ class Workbench:
         jobs: list[tuple[Any, ...]] = [(self.trained, *pair, data, depths, label) for pair in wanted]
         if isinstance(data, LinearRegression):
             jobs.append((self._classical, data, depths, label))
-        list(in_threads(lambda job: job[0](*job[1:]), jobs))
+        self.side_by_side(jobs)
         methods = {
             f"{curve}|{training}|{depth}": self.trained(curve, training, data, depths, label).per_run(depth)
             for curve, training in wanted
