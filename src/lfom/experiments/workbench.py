@@ -59,13 +59,14 @@ class Preset:
     prompts: int  # fresh prompts of a score
     adam_steps: int
     least_squares: float  # factor on the prompts of least squares
-    dear_batch: int  # prompts of an Adam step where a prompt is dear: GD++, and d = 10
-    sigma_batch: int  # and in sigma_convergence
+    gdpp_batch: int  # prompts of an Adam step where they are dear: GD++,
+    wide_batch: int  # d = 10,
+    sigma_batch: int  # and sigma_convergence
 
 
 PRESETS = {
-    "quick": Preset("quick", 200_000, 1_000, 1.0, 200, 5_000),
-    "full": Preset("full", 1_000_000, 1_000, 4.0, 1_000, 20_000),
+    "quick": Preset("quick", 200_000, 1_000, 1.0, 200, 500, 5_000),
+    "full": Preset("full", 1_000_000, 1_000, 4.0, 1_000, 1_000, 20_000),
 }
 
 
@@ -153,13 +154,17 @@ class Workbench:
         return self.keep(("fit", curve, training, label, tuple(depths)), make)
 
     def optimiser(self, training: str, curve: str = "", d: int = 5) -> Adam | LeastSquares:
-        dear, factor = "GD++" in curve, self.preset.least_squares
+        preset, gdpp, wide = self.preset, "GD++" in curve, d >= 10
         if training == "paper":
-            batch = self.preset.dear_batch if dear or d >= 10 else 1_000
-            return Adam(steps=self.preset.adam_steps, batch=batch)
-        if dear:  # its few parameters need few prompts
-            return LeastSquares(first=1_000, last=int(2_000 * factor), passes=(12, 1), chunk=500)
-        return LeastSquares(prompts=factor / 2 if d >= 10 else factor)
+            batch = preset.gdpp_batch if gdpp else preset.wide_batch if wide else 1_000
+            return Adam(steps=preset.adam_steps, batch=batch)
+        if gdpp:  # its few parameters need few prompts
+            return LeastSquares(
+                first=1_000, last=int(2_000 * preset.least_squares), passes=(12, 1), chunk=500
+            )
+        if wide:
+            return LeastSquares(prompts=preset.least_squares / 2)
+        return LeastSquares(prompts=preset.least_squares, passes=(30, 2))
 
     def stream(self, *names: str) -> Array:
         """A key that depends on names only, so that scores of separate calls are paired."""

@@ -41,7 +41,7 @@ class LeastSquares:
 
     first: int | None = None
     last: int | None = None
-    passes: tuple[int, int] = (30, 2)
+    passes: tuple[int, int] = (30, 3)
     gain: float = 3e-3
     hold_out: float = 0.2
     chunk: int = 2_000
