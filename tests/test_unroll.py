@@ -57,6 +57,22 @@ def test_both_views_agree_in_single_precision(d: int, n: int, depth: int, covari
     assert relative(found, wanted) < SINGLE
 
 
+def test_gd_plus_plus_agrees_at_depth_ten(x64: None) -> None:
+    prompt = make_prompt(11, 6, 3, noise=0.5)
+    method = Method(gd_reader(2, prompt, 10, covariates=True), Forget(jnp.full(10, 0.3)), 10)
+    found = run(method, prompt, view="iterates").predictions
+    assert relative(found, run(method, prompt, view="tokens").predictions) < EXACT
+
+
+def test_more_layers_than_entries_are_refused() -> None:
+    prompt = make_prompt(3, 6, 3)
+    reader = gd_reader(2, prompt, 2, covariates=False)
+    with pytest.raises(InputError, match=r"3 layers.*entries for 2"):
+        run(Method(reader, Forget(jnp.ones(3)), 3), prompt)
+    with pytest.raises(InputError, match="eta has entries for 1"):
+        run(Method(reader, Forget(jnp.ones(1)), 2), prompt)
+
+
 @pytest.mark.parametrize("covariates", [False, True], ids=["B=0", "GD++"])
 @pytest.mark.parametrize("d", [6, 18], ids=["prompts last", "vmap"])
 def test_a_batch_equals_attention_written_token_by_token(d: int, covariates: bool, x64: None) -> None:

@@ -170,6 +170,7 @@ def run(algorithm: Algorithm, prompt: Prompt, *, view: str | None = None) -> Tra
     (5, 3)
     """
     checks.count("depth", algorithm.depth)
+    _check_layers(algorithm)
     if view is not None:
         checks.known("view", view, VIEWS)
     prompt = checked(prompt)
@@ -181,6 +182,20 @@ def run(algorithm: Algorithm, prompt: Prompt, *, view: str | None = None) -> Tra
         if view == "iterates":
             raise
         return _on_tokens(algorithm, prompt)
+
+
+def _check_layers(algorithm: Algorithm) -> None:
+    """Every array that has an entry per layer must have enough of them: JAX would read the last one again."""
+    if not isinstance(algorithm, Method):
+        return
+    parts = eqx.filter((algorithm.reader, algorithm.memory), eqx.is_array)
+    for path, array in jax.tree_util.tree_leaves_with_path(parts):
+        name = jax.tree_util.keystr(path)
+        if not name.endswith(".half") and array.ndim and array.shape[0] < algorithm.layers:
+            raise checks.InputError(
+                f"the method has {algorithm.layers} layers, but {name.rpartition('.')[2]} has entries for "
+                f"{array.shape[0]}: give one entry per layer, or fewer layers."
+            )
 
 
 def iterate_problem(prompt: Prompt, algorithm: Algorithm) -> IterateProblem:
