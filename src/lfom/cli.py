@@ -77,7 +77,7 @@ def reproduce(
 
 @app.command()
 def bench(
-    name: Annotated[str, typer.Argument(help="Which benchmark: forward, train or solve.")],
+    name: Annotated[str, typer.Argument(help="Which benchmark: forward, train, adapt or solve.")],
     family: Annotated[
         list[str] | None, typer.Option(help="For solve: table, diffusion, deblurring or digits; repeatable.")
     ] = None,

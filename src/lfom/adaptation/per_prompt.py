@@ -138,8 +138,10 @@ def starts(model: Mixture) -> Float[Array, "starts heads ..."]:
     return jnp.concatenate([model.gates[None], corners, *shorter])
 
 
-def gates_for(model: Mixture, question: Quadratic, steps: int) -> Array:
-    """Gates (heads, ..., *prompts) that make |residual|^2 of the question small, prompt by prompt."""
+def gates_for(model: Mixture, question: Quadratic, steps: Any) -> Array:
+    """Gates (heads, ..., *prompts) that make |residual|^2 of the question small, prompt by prompt.
+
+    steps: a whole number, or an array of one, which is not compiled in."""
     if model.per_prompt:
         raise InputError("the model has gates per prompt already: adapt the one that it came from.")
     prompts = question.moment.shape[1:]
@@ -155,7 +157,7 @@ def gates_for(model: Mixture, question: Quadratic, steps: int) -> Array:
         if prompts
         else options[best]
     )
-    if model.gating == "hard" or steps == 0:
+    if model.gating == "hard" or (isinstance(steps, int) and steps == 0):
         return gates
     shape = gates.shape
 
@@ -166,7 +168,7 @@ def gates_for(model: Mixture, question: Quadratic, steps: int) -> Array:
     return _levenberg_marquardt(residual, flat, steps).reshape(shape)
 
 
-def _levenberg_marquardt(residual: Any, start: Float[Array, "p *prompts"], steps: int) -> Array:
+def _levenberg_marquardt(residual: Any, start: Float[Array, "p *prompts"], steps: Any) -> Array:
     """Each prompt by itself. One pass per step: derivatives are taken at the candidate, and kept
     if it is better."""
     p, prompts, dtype = start.shape[0], start.shape[1:], start.dtype

@@ -7,19 +7,23 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
-from lfom.adaptation import PerPrompt
+from lfom.adaptation import PerPrompt, adapt
 from lfom.distributions import GaussianMixture
 from lfom.experiments.fixed_batches import ROUNDING
 from lfom.experiments.gates import adaptation_prompts, fit_gates, on_adaptation_prompts, take_runs
 from lfom.experiments.workbench import CONTEXT, DEPTHS, MODELS, Row, Workbench, at_step, score_rows
-from lfom.memformer import memformer
+from lfom.memformer import memformer, mixture
 from lfom.methods import conjugate_gradient
+from lfom.prompts import Prompt
 from lfom.training import LeastSquares, PerRun, Score, evaluate, fit
 
 MEANS, VARIANCES, WEIGHTS = (2.5, 0.0, -1.0), (0.5, 1.0, 2.0), (0.2, 0.3, 0.5)
 NAMES = ("N(2.5,0.5)", "N(0,1)", "N(-1,2)")
 GATES, BOTH, PER_PROMPT = "mixture, gates", "mixture, gates and gamma", "mixture, gates per prompt"
+LABEL_FREE = "mixture, gates without labels"
+FREE = 100  # prompts whose contexts label-free adaptation reads
 
 
 @dataclass(frozen=True)
@@ -59,12 +63,18 @@ def adapted(bench: Workbench, curve: str) -> Adapted:
             fits[BOTH] = fit_gates(bench, experts, prompts, ("gates", "coefficients"))
         methods: dict[str, Any] = {f"{n}|{d}": one.per_run(d) for n, one in fits.items() for d in DEPTHS}
         methods |= {f"{PER_PROMPT}|{d}": PerRun(PerPrompt(fits[GATES].per_run(d).method)) for d in DEPTHS}
+        bench.say(f"fitting gates without labels: {curve} (d = 1)")
+        contexts = draw(data, jax.random.split(bench.stream("contexts", "mixture"), runs))
+        for d in DEPTHS:
+            whole = [mixture([one.model(run, d) for one in experts]) for run in range(runs)]
+            many = PerRun(jax.tree.map(lambda *arrays: jnp.stack(arrays), *whole))
+            methods[f"{LABEL_FREE}|{d}"] = adapt(many, contexts, setting="label-free").model
         methods["CGD"] = conjugate_gradient(max(DEPTHS))
-        count, key = bench.preset.prompts // 5, bench.stream("score", "mixture")
+        count, key = bench.preset.prompts // 10, bench.stream("score", "mixture")
         found = {n: floored(score) for n, score in evaluate(methods, data, prompts=count, key=key).items()}
         own = evaluate({str(d): trained.per_run(d) for d in DEPTHS}, components, prompts=count // 4, key=key)
         return Adapted(
-            {name: {d: found[f"{name}|{d}"] for d in DEPTHS} for name in (*fits, PER_PROMPT)},
+            {name: {d: found[f"{name}|{d}"] for d in DEPTHS} for name in (*fits, LABEL_FREE, PER_PROMPT)},
             {name: on_adaptation_prompts(one, prompts) for name, one in fits.items()},
             {
                 name: {d: take_runs(own[str(d)], slice(m * runs, (m + 1) * runs)) for d in DEPTHS}
@@ -74,6 +84,11 @@ def adapted(bench: Workbench, curve: str) -> Adapted:
         )
 
     return bench.keep(("gaussian mixture", curve), make)
+
+
+@jax.jit
+def draw(data: GaussianMixture, keys: Array) -> Prompt:
+    return jax.vmap(lambda one, key: one.prompts(key, FREE))(data, keys)
 
 
 def floored(score: Score) -> Score:

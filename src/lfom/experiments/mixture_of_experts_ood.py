@@ -4,7 +4,6 @@ import dataclasses
 import math
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +15,7 @@ from lfom.experiments.gates import (
     repeat_runs,
     take_runs,
 )
+from lfom.experiments.shifted import CLASSICAL, DEPTH, EXPERTS, PLACES, on_shifts, scaled
 from lfom.experiments.workbench import (
     DEPTHS,
     Claim,
@@ -31,8 +31,7 @@ from lfom.experiments.workbench import (
     verdict,
 )
 from lfom.methods import conjugate_gradient
-from lfom.training import Fit, Score, evaluate
-from lfom.training.parameters import parameters
+from lfom.training import Score, evaluate
 
 TITLE = "Mixture of experts on unseen variances"
 SECTION = "4.2, Figure mixture_of_experts_ood"
@@ -40,30 +39,24 @@ SHOWS = (
     "Three heads, one per variance 1, 2 and 3, combined by one gate each that is fitted on prompts of an "
     "unseen variance (0.5, 1.5, 2.5, 3.5) and scored on other, fresh ones; single experts as they are, and "
     "CGD. As in the authors' code w* has covariance v times the inverse of the unscaled covariance, so labels "
-    "grow with the variance v: the second panel shows the loss relative to the labels' variance 5 v^2."
+    "grow with the variance v: the second panel shows the loss relative to the labels' variance 5 v^2. The third "
+    "panel compares at four layers the three settings of adaptation, and what experts have to beat (see the "
+    "experiment adaptation), by variance."
 )
 TRAINED = (
     "Experts (converged): bank with scalar coefficients (own coefficient 1), full A, least squares at variance "
-    "1; data of variance v is that data scaled, so the expert of v is the same model with A / v, and all "
-    "share the run's rotation. Gates: one free number per head, shared by layers and prompts, least squares "
+    "1; data of variance v is that data scaled, so the expert of v is the same model with A / v (exact "
+    "equivariance: predictions and losses are the same), and all share the run's rotation. Gates: one free number per head, shared by layers and prompts, least squares "
     "on 1,000 prompts with the labels of their queries (adaptation prompts), for each depth."
 )
-EXPERTS, UNSEEN = (1.0, 2.0, 3.0), (0.5, 1.5, 2.5, 3.5)
-RELATIVE = "relative_log_loss"
-
-
-def scaled(found: Fit, variance: float) -> Fit:
-    """The expert of a variance, from the one of variance 1."""
-    known = parameters(found.template)
-
-    def one(vector: Any) -> Any:
-        model = known.build(vector)
-        return known.vector(
-            eqx.tree_at(lambda m: m.reader.A.matrices, model, replace_fn=lambda A: A / variance)
-        )
-
-    vectors = jax.vmap(jax.vmap(one))(jnp.asarray(found.vectors))
-    return dataclasses.replace(found, vectors=np.asarray(vectors))
+UNSEEN = (0.5, 1.5, 2.5, 3.5)
+RELATIVE, SETTINGS = "relative_log_loss", "settings"
+X_LABEL = {"log_loss": "layers or steps", RELATIVE: "layers or steps", SETTINGS: "variance of the covariates"}
+Y_LABEL = {
+    "log_loss": "log of the mean squared error",
+    RELATIVE: "log loss relative to the labels' variance",
+    SETTINGS: f"the same at {DEPTH} layers",
+}
 
 
 def run(bench: Workbench) -> Outcome:
@@ -123,7 +116,7 @@ def run(bench: Workbench) -> Outcome:
         better += [below(ours[d], singles[best][d]) for d in DEPTHS]
         against_ideal.append(f"variance {v:g}: {compare(ours, own_expert)}")
         against_best.append(f"variance {v:g} (expert {best:g}): {compare(ours, singles[best])}")
-    rows += published_rows("mixture_of_experts_ood")
+    rows += setting_rows(bench) + published_rows("mixture_of_experts_ood")
     claims = [
         Claim(
             "gates-robust-to-unseen-variances",
@@ -147,3 +140,22 @@ def run(bench: Workbench) -> Outcome:
     ]
     main = [f"variance {v:g}, 3 heads|{t}" for v in UNSEEN for t in ("converged", "published")]
     return Outcome(rows, claims, main)
+
+
+def setting_rows(bench: Workbench) -> list[Row]:
+    """Every setting of adaptation and every rival on the unseen variances, and on variance 1."""
+    wide = on_shifts(bench)
+    return [
+        Row(
+            name,
+            "none" if name in CLASSICAL else "converged",
+            v,
+            float(value),
+            r,
+            SETTINGS,
+            prompts=wide.prompts,
+        )
+        for name, values in wide.table.items()
+        for v in sorted((1.0, *UNSEEN))
+        for r, value in enumerate(values[PLACES.index(("variance", v))])
+    ]

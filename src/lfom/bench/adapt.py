@@ -1,0 +1,57 @@
+"""Gates per prompt (three experts, four layers, d = 5, n = 20): one compiled call for a batch of prompts,
+against a plain loop that calls the same program prompt by prompt."""
+
+import jax
+import jax.numpy as jnp
+
+from lfom.adaptation import adapt
+from lfom.adaptation.per_prompt import STEPS
+from lfom.bench.timing import Row, side_by_side
+from lfom.distributions import LinearRegression
+from lfom.memformer import memformer, mixture
+from lfom.prompts import Prompt
+from lfom.unroll import Mixture
+
+LOOPED = 50  # prompts that the plain loop is timed on
+
+
+def gated_model(d: int = 5, depth: int = 4, experts: int = 3) -> Mixture:
+    """Experts with step sizes that suit three variances; the time does not depend on their training."""
+    keys = jax.random.split(jax.random.key(0), experts)
+    options = {"preconditioner": "full", "own_is_one": True, "tied": True}
+    heads = []
+    for index, key in enumerate(keys):
+        plain = memformer(d, depth, key=key, **options)  # type: ignore[arg-type]
+        eye = 0.3 / (1 + index) * jnp.eye(d)
+        heads.append(jax.tree.map(lambda a, eye=eye: a + eye if a.shape[1:] == (d, d) else a, plain))
+    return mixture(heads)
+
+
+def bench_adapt(prompts: int = 10_000, n: int = 20, d: int = 5) -> list[Row]:
+    """Seconds per prompt, held-out judgement included."""
+    model = gated_model(d)
+    batch = LinearRegression([1.0] * d, n).prompts(jax.random.key(1), prompts)
+    one = jax.tree.map(lambda a: a[0], batch)
+
+    def alone() -> None:
+        adapt(model, one, setting="per prompt")
+
+    def together() -> None:
+        adapt(model, batch, setting="per prompt")
+
+    def looped() -> None:
+        for index in range(LOOPED):
+            adapt(model, _pick(batch, index), setting="per prompt")
+
+    seconds = side_by_side({"together": together, "loop": looped, "alone": alone}, rounds=5)
+    each, loop = seconds["together"] / prompts, seconds["loop"] / LOOPED
+    details = {"prompts": prompts, "steps": STEPS}
+    return [
+        Row(f"a loop over prompts, batch of {prompts:,}", 1e6 * each, 1e6 * loop, "us/prompt", details),
+        Row("the time allowed for a prompt of a batch", 1e6 * each, 20.0, "us/prompt", details),
+        Row("the time allowed for one prompt alone", 1e3 * seconds["alone"], 5.0, "ms", {"steps": STEPS}),
+    ]
+
+
+def _pick(batch: Prompt, index: int) -> Prompt:
+    return jax.tree.map(lambda a: a[index], batch)

@@ -1,0 +1,51 @@
+"""Least squares and ridge, solved prompt by prompt: what any method of a few steps is measured against."""
+
+from typing import Any
+
+import numpy as np
+from jax import Array
+from jaxtyping import Float
+
+from lfom.adaptation.per_prompt import solve
+from lfom.arrays import identity
+from lfom.coefficients import NoSuchView
+from lfom.problems import Problem, Quadratic
+from lfom.states import Direction, Track
+from lfom.unroll import Algorithm
+
+PENALTIES = (0.0, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)  # 0 is least squares
+
+
+class Ridge(Algorithm):
+    """w = (G + penalty I)^-1 b in one step."""
+
+    penalty: Float[Array, ""]
+
+    @property
+    def depth(self) -> int:
+        return 1
+
+    @property
+    def splits(self) -> bool:
+        return False
+
+    @property
+    def moves_covariates(self) -> bool:
+        return False
+
+    def start(self) -> None:
+        return None
+
+    def step(self, state: Any, past: None, problem: Problem, layer: int) -> tuple[Any, None]:
+        if not isinstance(problem, Quadratic):
+            raise NoSuchView("ridge is solved from the Gram matrix: run it on a Quadratic.")
+        eye = identity(problem.moment.shape[0], problem.moment)
+        return Direction(Track(solve(problem.gram + self.penalty * eye, problem.moment))), None
+
+
+def best_penalty(table: np.ndarray) -> np.ndarray:
+    """The loss of each run at the penalty that is best for the mean of the other runs, whose prompts are
+    other ones. table: (penalties, ..., runs)."""
+    runs = table.shape[-1]
+    others = (table.sum(axis=-1, keepdims=True) - table) / (runs - 1) if runs > 1 else table
+    return np.take_along_axis(table, others.argmin(axis=0)[None], axis=0)[0]

@@ -1,0 +1,223 @@
+"""Scores on shifted prompts, of adapted experts and of what they have to beat: made once, used by several figures."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lfom.adaptation import PerPrompt, adapt
+from lfom.experiments.drawn import Drawn, Rescaled, drawn
+from lfom.experiments.ridge import PENALTIES, Ridge, best_penalty
+from lfom.experiments.workbench import CONTEXT, MODELS, Workbench
+from lfom.memformer import memformer, mixture
+from lfom.methods import conjugate_gradient
+from lfom.prompts import Prompt
+from lfom.readers import Normalised
+from lfom.report.results import FLOOR
+from lfom.shifts import RandomScale, turn
+from lfom.threads import in_threads
+from lfom.training import Fit, LeastSquares, PerRun, Score, evaluate, fit
+from lfom.training.parameters import parameters
+
+EXPERTS = (1.0, 2.0, 3.0)  # the variances that they are trained for
+DEPTH, LOWEST, HIGHEST = 4, 0.25, 16.0
+SHIFTS: dict[str, tuple[float, ...]] = {
+    "variance": (0.25, 0.5, 1.0, 1.5, 2.5, 3.5, 8.0, 16.0),
+    "angle": (0.5, 1.0, 1.5),
+    "power": (0.0, 0.5, 1.5),
+    "noise": (0.1, 0.5),
+    "length": (10.0, 40.0),
+    "degrees": (4.0, 6.0, 10.0),
+}
+PLACES = [(family, x) for family, xs in SHIFTS.items() for x in xs]
+UNSHIFTED = {"angle": 0.0, "power": 1.0, "noise": 0.0, "length": float(CONTEXT)}  # these are variance 1
+LENGTHS = [int(x) if family == "length" else CONTEXT for family, x in PLACES]
+MOST = int(max(SHIFTS["length"]))
+LABELS, STEPS = 2_000, 8  # that adaptation sees, for every run and shift; least-squares steps
+UNADAPTED, WITH_LABELS, LABEL_FREE, OWN_GATES = (
+    "gates, unadapted",
+    "gates, labelled",
+    "gates, label-free",
+    "gates, per prompt",
+)
+BEST_RIDGE, LEAST_SQUARES = "ridge, best penalty", "least squares"
+FOUR_STEPS = ("one expert", "union", "normalised", "conjugate register", "CGD", "preconditioned CGD")
+CLASSICAL = ("CGD", "preconditioned CGD", LEAST_SQUARES, BEST_RIDGE)
+
+
+@dataclass(frozen=True)
+class OnShifts:
+    """Relative log losses (shifts, runs) by curve, in the order of PLACES."""
+
+    table: dict[str, np.ndarray]
+    prompts: int
+
+
+def shifted_data(bench: Workbench) -> Drawn:
+    """All shifts of all runs on one leading axis, shifts first."""
+    base, parts = bench.data(), []
+    keys = jax.random.split(bench.stream("turn"), bench.runs)
+    for family, x in PLACES:
+        data: Any = base
+        if family == "variance":
+            data = bench.data(variance=x)
+        elif family == "angle":
+            turned = jax.vmap(lambda key, U, x=x: U @ turn(key, U.shape[0], x))(keys, base.rotation)
+            data = eqx.tree_at(lambda d: d.rotation, base, turned)
+        elif family == "power":
+            data = eqx.tree_at(lambda d: d.spectrum, base, base.spectrum**x)
+        elif family == "noise":
+            data = bench.data(noise=x)
+        parts.append(
+            drawn(
+                data,
+                length=x if family == "length" else None,
+                degrees=x if family == "degrees" else jnp.inf,
+                most=MOST,
+            )
+        )
+    return jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *parts)
+
+
+def base_model(bench: Workbench) -> Fit:
+    return bench.trained("Memformer, own 1", "converged", bench.data())
+
+
+def scaled(found: Fit, variance: float) -> Fit:
+    """The expert of a variance, from the one of variance 1."""
+    known = parameters(found.template)
+
+    def one(vector: Any) -> Any:
+        model = known.build(vector)
+        return known.vector(
+            eqx.tree_at(lambda m: m.reader.A.matrices, model, replace_fn=lambda A: A / variance)
+        )
+
+    vectors = jax.vmap(jax.vmap(one))(jnp.asarray(found.vectors))
+    return dataclasses.replace(found, vectors=np.asarray(vectors))
+
+
+def experts_of(bench: Workbench, variances: tuple[float, ...]) -> PerRun:
+    """Each run's mixture of experts, gates 1 / heads."""
+    each = [scaled(base_model(bench), v) for v in variances]
+    return stacked([mixture([one.model(run, DEPTH) for one in each]) for run in range(bench.runs)])
+
+
+def stacked(models: list[Any]) -> PerRun:
+    return PerRun(jax.tree.map(lambda *arrays: jnp.stack(arrays), *models))
+
+
+def taken(method: Any, index: Any) -> Any:
+    """Some of the runs of a PerRun method, a distribution or prompts."""
+    return jax.tree.map(lambda a: a[index], method)
+
+
+def repeated(method: PerRun, times: int) -> PerRun:
+    return PerRun(jax.tree.map(lambda a: jnp.concatenate([a] * times), method.method))
+
+
+def single_models(bench: Workbench) -> dict[str, PerRun]:
+    """The models without experts: as it is, trained on the union of variances, normalised, and the
+    conjugate register with its learned preconditioner.
+
+    A normalised model is the plain one on normalised prompts, so it is trained as a plain one on these.
+    """
+
+    def make() -> dict[str, PerRun]:
+        base = bench.data()
+        parts = [
+            jax.vmap(lambda one, o=own: Rescaled(RandomScale(one, LOWEST, HIGHEST), jnp.asarray(o)))(base)
+            for own in (0.0, 1.0)
+        ]
+        data = jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *parts)
+        bench.say("training on the union of variances, and on normalised prompts")
+        model = memformer(5, DEPTH, key=jax.random.fold_in(bench.key, 11), **MODELS["Memformer, own 1"])
+        last = int(20_000 * bench.preset.least_squares)
+        squares = LeastSquares(first=4_000, last=last, passes=(15, 2), every_matrix=False)
+        both = fit(model, data, key=bench.stream("train", "rescaled"), optimiser=squares).per_run()
+        union, plain = taken(both, slice(0, bench.runs)), taken(both, slice(bench.runs, None))
+        normalised = eqx.tree_at(lambda m: m.reader, plain.method, replace_fn=Normalised)
+        return {
+            "one expert": base_model(bench).per_run(DEPTH),
+            "union": union,
+            "normalised": PerRun(normalised),
+            "conjugate register": bench.trained("Conjugate register", "converged", base).per_run(DEPTH),
+        }
+
+    return bench.keep("single models", make)
+
+
+@functools.partial(jax.jit, static_argnames="count")
+def draw(data: Any, keys: Any, count: int) -> Prompt:
+    return jax.vmap(lambda one, key: one.prompts(key, count))(data, keys)
+
+
+def adapted_gates(
+    many: PerRun, prompts: Prompt, lengths: Sequence[int], steps: int = STEPS
+) -> dict[str, PerRun]:
+    """Gates fitted with labels and without, for every group of runs; groups lead.
+
+    lengths: of the contexts of each group. Both settings see as many labels: those of the queries, or
+    those of context tokens held out one at a time. So all groups share their compiled programs.
+    """
+    runs = prompts.X.shape[0] // len(lengths)
+
+    def one(job: tuple[str, int]) -> PerRun:
+        setting, group = job
+        index, n = slice(group * runs, (group + 1) * runs), lengths[group]
+        count = LABELS if setting == "labelled" else LABELS // n
+        chosen = Prompt(
+            prompts.X[index, :count, :n], prompts.y[index, :count, :n],
+            prompts.query[index, :count], prompts.target[index, :count],
+        )  # fmt: skip
+        folds = n if setting == "label-free" else None
+        return adapt(taken(many, index), chosen, setting=setting, steps=steps, folds=folds).model
+
+    names = {LABEL_FREE: "label-free", WITH_LABELS: "labelled"}
+    jobs = [(setting, group) for setting in names.values() for group in range(len(lengths))]
+    found = dict(zip(jobs, [one(jobs[0]), *in_threads(one, jobs[1:])], strict=True))
+    return {
+        name: jax.tree.map(
+            lambda *arrays: jnp.concatenate(arrays), *(found[setting, g] for g in range(len(lengths)))
+        )
+        for name, setting in names.items()
+    }
+
+
+def relative(score: Score) -> np.ndarray:
+    """Log loss minus that of predicting 0 on the same prompts, by run."""
+    return np.maximum(score.log_mean[:, -1] - score.log_mean[:, 0], FLOOR)
+
+
+def on_shifts(bench: Workbench) -> OnShifts:
+    """Every method on every shift."""
+
+    def make() -> OnShifts:
+        data, times, runs = shifted_data(bench), len(PLACES), bench.runs
+        many = repeated(experts_of(bench, EXPERTS), times)
+        keys = jax.random.split(bench.stream("adapt", "shifts"), times * runs)
+        bench.say("adapting gates to shifted prompts")
+        methods: dict[str, Any] = {UNADAPTED: many}
+        methods |= adapted_gates(many, draw(data, keys, LABELS), LENGTHS)
+        methods[OWN_GATES] = PerRun(PerPrompt(many.method))
+        methods |= {name: repeated(one, times) for name, one in single_models(bench).items()}
+        inverse = jax.vmap(lambda one: jnp.linalg.inv(one.covariance))(bench.data())
+        known = PerRun(jax.vmap(lambda A: conjugate_gradient(DEPTH, A))(inverse))
+        methods["preconditioned CGD"] = repeated(known, times)
+        methods["CGD"] = conjugate_gradient(DEPTH)
+        methods |= {f"ridge {p:g}": Ridge(jnp.asarray(p)) for p in PENALTIES}
+        bench.say("scoring on shifted prompts")
+        count = bench.preset.prompts // 50
+        scores = evaluate(methods, data, prompts=count, key=bench.stream("score", "shifts"))
+        table = {name: relative(score).reshape(times, runs) for name, score in scores.items()}
+        ridges = np.stack([table.pop(f"ridge {p:g}") for p in PENALTIES])
+        table[LEAST_SQUARES], table[BEST_RIDGE] = ridges[0], best_penalty(ridges)
+        return OnShifts(table, count)
+
+    return bench.keep("on shifts", make)
