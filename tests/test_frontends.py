@@ -249,8 +249,11 @@ def test_the_linear_solver_on_an_operator_over_a_tree() -> None:
     answer = lx.linear_solve(operator, tree, LearnedSolver(method))
     found = np.concatenate([answer.value["rest"], answer.value["top"]])
     np.testing.assert_allclose(found, method.solve(problem).value[0], rtol=1e-9)
-    with pytest.raises(InputError, match="diagonal"):
-        lx.linear_solve(operator, tree, LearnedSolver(made("conjugate:jacobi+sine", "operators", (4, 4))))
+    scaled = made("conjugate:jacobi+sine", "operators", (4, 4))
+    with pytest.raises(InputError, match="diagonal of the operator"):
+        lx.linear_solve(operator, tree, LearnedSolver(scaled))
+    with pytest.raises(InputError, match="diagonal="):
+        scaled.solve(problem)
 
 
 def test_the_linear_solver_tells_how_it_went() -> None:

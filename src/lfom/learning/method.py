@@ -154,6 +154,12 @@ class LearnedMethod:
                 f"this method was learned for unknowns of shape {self.shape}, and these problems have "
                 f"{problems.shape}. Learn one from problems of this size."
             )
+        known = getattr(problems, "known_diagonal", None) is not None or problems.kind != "operators"
+        if self.structure.jacobi and not known:
+            raise InputError(
+                f"this method is {self.structure.name}: it works in coordinates set by the diagonal of A, which "
+                "these operators do not tell. Pass LinearSystems(..., diagonal=...)."
+            )
         if problems.dtype != self.dtype:
             raise InputError(
                 f"this method is of {self.dtype} and these problems of {problems.dtype}. Convert the problems, "
