@@ -1,4 +1,4 @@
-"""The paper's figures, one file each, named by its labels, and three more that its text asks for."""
+"""The paper's figures, one file each, named by its labels, and more that its text asks for."""
 
 # In the order in which they are run: those that share models stand together.
 EXPERIMENTS: dict[str, str] = {
@@ -19,6 +19,8 @@ EXPERIMENTS: dict[str, str] = {
     "learnability": "learnability",
     "5head_attention_experiment": "five_heads",
     "mixture_of_experts_ood": "mixture_of_experts_ood",
+    "adaptation": "adaptation_shifts",
+    "how_many_experts": "how_many_experts",
     "gaussian_mixture_model_ood_lt": "gaussian_mixture_model_ood_lt",
     "gaussian_mixture_model_ood_mem": "gaussian_mixture_model_ood_mem",
 }
