@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 from rich.table import Table
 
 from lfom.bench.solve import ACCURACIES, BUDGET, Comparison, Result
@@ -174,6 +175,7 @@ def figure(comparisons: list[Comparison]) -> Figure:
         row[1].set(xlabel=f"ms for {comparison.problems} problems")
         for axis in row:
             axis.set(xscale="log", yscale="log", ylim=(1e-6, 2))
+            axis.xaxis.set_minor_formatter(NullFormatter())  # its labels overlap within one decade
             axis.grid(alpha=0.3)
         row[1].legend(fontsize=6, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return canvas
