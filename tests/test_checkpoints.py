@@ -11,11 +11,10 @@ import pytest
 import safetensors.numpy
 
 from lfom.checks import InputError
-from lfom.training import checkpoints
+from lfom.training import LeastSquares, State, checkpoints, fit
 from lfom.training.adam import Adam
 from lfom.training.checkpoints import Checkpoint, load, load_model, save
 from lfom.training.configuration import Configuration, default_optimiser
-from lfom.training import LeastSquares, State, fit
 
 
 def configuration(**changes: Any) -> Configuration:

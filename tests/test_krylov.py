@@ -130,7 +130,8 @@ def test_steps_keep_the_scale_that_m_and_c_share(x64: None) -> None:
     view = krylov.Krylov(chosen, here)
     vectors = np.asarray(chosen.vector(model))[None, None]
     span = (here.keys(0, 0), *spanned(0, 4))
-    tried = view.candidates(vectors, *(np.asarray(a) for a in view.equations(vectors, *span)), (1e-6, 1e-2))
+    normal, slope = (np.asarray(a) for a in view.equations(vectors, *span))
+    tried = view.candidates(vectors, normal, slope, (1e-6, 1e-2))
     mean = here.pilot.mean_gram[0]
     sizes = [np.sum(matrix_of(chosen.build(jnp.asarray(v)), 3) * mean) for v in tried[0, 0]]
     np.testing.assert_allclose(sizes, sizes[0], rtol=2e-2)
@@ -143,7 +144,8 @@ def test_layers_that_are_switched_off_do_not_count(x64: None) -> None:
     view = krylov.Krylov(chosen, here)
     vectors = np.repeat(np.asarray(chosen.vector(model))[None, None], 2, axis=1)
     span = (here.keys(0, 0), *spanned(0, 2, 2))
-    tried = view.candidates(vectors, *(np.asarray(a) for a in view.equations(vectors, *span)), (1e-3,))
+    normal, slope = (np.asarray(a) for a in view.equations(vectors, *span))
+    tried = view.candidates(vectors, normal, slope, (1e-3,))
     c = view.coordinates(tried[:, :, 1])[0, :, 3:]
     assert np.all(c[0, 1:] == 0)
     assert np.all(c[1] != 0)
