@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lfom.adaptation.per_prompt import context_question, gates_for, with_gates
+from lfom.experiments.drawn import drawn_once
 from lfom.experiments.shifted import (
     CLASSICAL,
     EXPERTS,
@@ -51,8 +52,8 @@ TRAINED = (
     "data scaled, so the expert of v is exactly the same model with A / v. Union: variances log-uniform from 0.25 "
     "to 16, labels of the same variance at each; no polynomial of degree four is small on all these eigenvalues, "
     "so its loss is what four layers allow. Normalised: the same on prompts divided by their own scale. Adaptation: "
-    "2,000 labels per run and shift: those of the queries of 2,000 prompts, or, without labels, those of held-out "
-    "context tokens (100 prompts of 20); 8 steps; scored on other prompts. Per prompt: 4 steps. "
+    "2,000 prompts per run and shift, with the labels of their queries, or without: then the last example of every "
+    "context is held out and stands for the query; 8 steps; scored on other prompts. Per prompt: 4 steps. "
     "Ridge's penalty is chosen on the other runs."
 )
 Y = "log loss relative to the labels' variance"
@@ -99,7 +100,7 @@ def gated_losses(models: PerRun, data: object, keys: object, steps: object, coun
 
     def one(args: tuple) -> jax.Array:
         model, data, key = args
-        q = jax.lax.optimization_barrier(data.quadratics(key, count))  # drawn once, not again in every use
+        q = drawn_once(data.quadratics(key, count))
         if steps is not None:
             model = with_gates(model, gates_for(model, context_question(q), steps))
         return jnp.mean(losses(model, q), axis=-1)[jnp.asarray([0, -1])]

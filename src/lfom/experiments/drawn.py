@@ -60,7 +60,7 @@ class Drawn(Distribution):
         gram = jnp.sum(X[:, :, None] * X[:, None], axis=0) / self.length
         moment = jnp.sum(X * y[:, None], axis=0) / self.length
         probe = jnp.concatenate([self.root, self.mean[None]])  # its rows' squares add up to E[x x^T]
-        return Quadratic(gram, moment, probe, _product(probe, w))
+        return drawn_once(Quadratic(gram, moment, probe, _product(probe, w)))
 
     def _draw(self, key: PRNGKeyArray, count: int, tokens: int) -> tuple[Array, Array, Array]:
         """Examples (tokens, d, count) and their labels, and w* (d, count)."""
@@ -80,6 +80,11 @@ class Drawn(Distribution):
         X = self.mean[None, :, None] + x
         y = jnp.sum(X * w[None], axis=1) + self.noise * normals[tokens * d : -d]
         return X, y, w
+
+
+def drawn_once(quadratics: Quadratic) -> Quadratic:
+    """Keep the compiler from drawing the same prompts again wherever they are used."""
+    return jax.lax.optimization_barrier(quadratics)
 
 
 def _product(matrix: Array, vectors: Array) -> Array:
@@ -125,4 +130,4 @@ class Rescaled(Distribution):
         q = self.random.quadratics(key, count)
         own = 1 / jnp.sqrt(jnp.mean(jnp.einsum("ii...->i...", q.gram), axis=0))
         c = jnp.where(self.by_itself > 0, own, 1)  # the random scale drops out
-        return Quadratic(c**2 * q.gram, c * q.moment, c * q.probe, q.target)
+        return drawn_once(Quadratic(c**2 * q.gram, c * q.moment, c * q.probe, q.target))

@@ -30,8 +30,8 @@ TRAINED = (
     "Components N(2.5, 0.5), N(0, 1), N(-1, 2) with weights 0.2, 0.3, 0.5, chosen per prompt; w* has the "
     "component's mean and variance, as in the authors' code. Experts (converged): least squares on fresh "
     "prompts of their component. Gates: one free number per head, least squares on the adaptation prompts; without "
-    "labels: held-out context tokens of 100 prompts. d = 5: experts for each component, run and noise; 2,000 labels, of "
-    "queries or held-out tokens; ridge's penalty is chosen on the other runs."
+    "labels: held-out context tokens of 100 prompts. d = 5: experts for each component, run and noise; 2,000 adaptation "
+    "prompts, without labels the last example of each context is held out; ridge's penalty is chosen on the other runs."
 )
 
 

@@ -30,8 +30,8 @@ TRAINED = (
     "Data as in gaussian_mixture_model_ood_lt. Experts (converged): bank with scalar coefficients (own "
     "coefficient 1), least squares on fresh prompts of their component. Gates: one free number per head; gates "
     "and gamma: also every head's older coefficients, least squares on the adaptation prompts; without labels: held-out "
-    "context tokens of 100 prompts. d = 5: experts for each component, run and noise; 2,000 labels, of queries or "
-    "held-out tokens; ridge's penalty is chosen on the other runs."
+    "context tokens of 100 prompts. d = 5: experts for each component, run and noise; 2,000 adaptation prompts, "
+    "without labels the last example of each context is held out; ridge's penalty is chosen on the other runs."
 )
 
 

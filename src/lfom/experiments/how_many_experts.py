@@ -22,6 +22,7 @@ from lfom.experiments.shifted import (
     relative,
     scaled,
     single_models,
+    union_data,
 )
 from lfom.experiments.workbench import CONTEXT, Claim, Outcome, Row, Workbench, verdict
 from lfom.methods import conjugate_gradient
@@ -69,7 +70,7 @@ def run(bench: Workbench) -> Outcome:
     if "converged" not in bench.trainings:
         return Outcome([], [])
     count, key = bench.preset.prompts // 50, bench.stream("score", "how many")
-    data = jax.vmap(lambda one: RandomScale(one, LOWEST, HIGHEST))(bench.data())
+    data = union_data(bench)
     singles = {name: one for name, one in single_models(bench).items() if name in SINGLE}
     bench.say("scoring 1 to 8 experts")
     methods: dict[str, Any] = {**singles, "CGD": conjugate_gradient(DEPTH)}
@@ -100,7 +101,7 @@ def expert_losses(experts: Any, data: Any, keys: Any, count: int) -> tuple[Array
 
     def one_run(args: Any) -> tuple[Array, Array]:
         own, data, key = args
-        q = jax.lax.optimization_barrier(data.quadratics(key, count))
+        q = data.quadratics(key, count)
         question = context_question(q)
 
         def one(expert: Any) -> tuple[Array, Array]:

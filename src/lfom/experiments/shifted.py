@@ -39,7 +39,7 @@ PLACES = [(family, x) for family, xs in SHIFTS.items() for x in xs]
 UNSHIFTED = {"angle": 0.0, "power": 1.0, "noise": 0.0, "length": float(CONTEXT)}  # these are variance 1
 LENGTHS = [int(x) if family == "length" else CONTEXT for family, x in PLACES]
 MOST = int(max(SHIFTS["length"]))
-LABELS, STEPS = 2_000, 8  # that adaptation sees, for every run and shift; least-squares steps
+LABELS, STEPS = 2_000, 8  # adaptation prompts for every run and shift; least-squares steps
 UNADAPTED, WITH_LABELS, LABEL_FREE, OWN_GATES = (
     "gates, unadapted",
     "gates, labelled",
@@ -122,6 +122,12 @@ def repeated(method: PerRun, times: int) -> PerRun:
     return PerRun(jax.tree.map(lambda a: jnp.concatenate([a] * times), method.method))
 
 
+def union_data(bench: Workbench, *, normalised: bool = False) -> Rescaled:
+    """Prompts of all variances, log-uniform; or each divided by its own scale."""
+    own = jnp.asarray(float(normalised))
+    return jax.vmap(lambda one: Rescaled(RandomScale(one, LOWEST, HIGHEST), own))(bench.data())
+
+
 def single_models(bench: Workbench) -> dict[str, PerRun]:
     """The models without experts: as it is, trained on the union of variances, normalised, and the
     conjugate register with its learned preconditioner.
@@ -130,11 +136,7 @@ def single_models(bench: Workbench) -> dict[str, PerRun]:
     """
 
     def make() -> dict[str, PerRun]:
-        base = bench.data()
-        parts = [
-            jax.vmap(lambda one, o=own: Rescaled(RandomScale(one, LOWEST, HIGHEST), jnp.asarray(o)))(base)
-            for own in (0.0, 1.0)
-        ]
+        parts = [union_data(bench), union_data(bench, normalised=True)]
         data = jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *parts)
         bench.say("training on the union of variances, and on normalised prompts")
         model = memformer(5, DEPTH, key=jax.random.fold_in(bench.key, 11), **MODELS["Memformer, own 1"])
@@ -147,7 +149,9 @@ def single_models(bench: Workbench) -> dict[str, PerRun]:
             "one expert": base_model(bench).per_run(DEPTH),
             "union": union,
             "normalised": PerRun(normalised),
-            "conjugate register": bench.trained("Conjugate register", "converged", base).per_run(DEPTH),
+            "conjugate register": bench.trained("Conjugate register", "converged", bench.data()).per_run(
+                DEPTH
+            ),
         }
 
     return bench.keep("single models", make)
@@ -163,21 +167,20 @@ def adapted_gates(
 ) -> dict[str, PerRun]:
     """Gates fitted with labels and without, for every group of runs; groups lead.
 
-    lengths: of the contexts of each group. Both settings see as many labels: those of the queries, or
-    those of context tokens held out one at a time. So all groups share their compiled programs.
+    lengths: of the contexts of each group. With labels the answers are those of the queries; without,
+    the last example of every context is held out and takes the place of the query. So both settings
+    see as many answers, and all groups share their compiled programs.
     """
     runs = prompts.X.shape[0] // len(lengths)
 
     def one(job: tuple[str, int]) -> PerRun:
         setting, group = job
         index, n = slice(group * runs, (group + 1) * runs), lengths[group]
-        count = LABELS if setting == "labelled" else LABELS // n
-        chosen = Prompt(
-            prompts.X[index, :count, :n], prompts.y[index, :count, :n],
-            prompts.query[index, :count], prompts.target[index, :count],
-        )  # fmt: skip
-        folds = n if setting == "label-free" else None
-        return adapt(taken(many, index), chosen, setting=setting, steps=steps, folds=folds).model
+        X, y = prompts.X[index, :, :n], prompts.y[index, :, :n]
+        chosen = Prompt(X, y, prompts.query[index], prompts.target[index])
+        if setting == "label-free":
+            chosen = Prompt(X[:, :, :-1], y[:, :, :-1], X[:, :, -1], y[:, :, -1])
+        return adapt(taken(many, index), chosen, setting="labelled", steps=steps).model
 
     names = {LABEL_FREE: "label-free", WITH_LABELS: "labelled"}
     jobs = [(setting, group) for setting in names.values() for group in range(len(lengths))]
