@@ -12,8 +12,7 @@ from lfom.experiments.fixed_batches import scores_on_sets
 from lfom.experiments.workbench import Workbench, at_step
 from lfom.memformer import mixture
 from lfom.problems import Quadratic
-from lfom.training import Fit, LeastSquares, Score, fit
-from lfom.training import State
+from lfom.training import Fit, LeastSquares, Score, State, fit
 from lfom.training.parameters import parameters
 
 ADAPTATION = 1_000  # prompts, with the labels of their queries, that gates are fitted on
