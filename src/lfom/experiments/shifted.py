@@ -216,7 +216,7 @@ def on_shifts(bench: Workbench) -> OnShifts:
         methods["CGD"] = conjugate_gradient(DEPTH)
         methods |= {f"ridge {p:g}": Ridge(jnp.asarray(p)) for p in PENALTIES}
         bench.say("scoring on shifted prompts")
-        count = bench.preset.prompts // 50
+        count = bench.preset.prompts // 100
         scores = evaluate(methods, data, prompts=count, key=bench.stream("score", "shifts"))
         table = {name: relative(score).reshape(times, runs) for name, score in scores.items()}
         ridges = np.stack([table.pop(f"ridge {p:g}") for p in PENALTIES])

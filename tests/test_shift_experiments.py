@@ -1,0 +1,283 @@
+"""The experiments on shifts: their parts as laws, and their curves and claims on made-up losses."""
+
+import dataclasses
+import importlib
+import types
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lfom import LinearRegression, haar_rotation, memformer, run
+from lfom.bench import BENCHMARKS
+from lfom.bench.adapt import bench_adapt
+from lfom.coefficients import NoSuchView
+from lfom.distributions import GaussianMixture
+from lfom.experiments import EXPERIMENTS, adaptation_shifts, how_many_experts, workbench
+from lfom.experiments.adaptation_shifts import BUDGETS, claims
+from lfom.experiments.drawn import Drawn, Rescaled, drawn
+from lfom.experiments.gaussian_mixture_five import component
+from lfom.experiments.how_many_experts import NUMBERS, products, union_optimum, variances
+from lfom.experiments.ridge import Ridge, best_penalty
+from lfom.experiments.shifted import (
+    FOUR_STEPS,
+    LABEL_FREE,
+    OWN_GATES,
+    PLACES,
+    SHIFTS,
+    UNADAPTED,
+    WITH_LABELS,
+    OnShifts,
+    scaled,
+    union_data,
+)
+from lfom.experiments.workbench import Workbench
+from lfom.problems import Examples, Quadratic
+from lfom.prompts import Prompt
+from lfom.readers import Normalised
+from lfom.shifts import HeavyTailed, RandomScale
+from lfom.training import Fit, PerRun, Score
+from lfom.training.parameters import parameters
+from lfom.unroll import unroll
+
+SPECTRUM = [1.0, 0.5, 0.25]
+
+
+def several(data: Any) -> Any:
+    return jax.tree.map(lambda a: a[None], data)
+
+
+def moments(q: Quadratic) -> list[np.ndarray]:
+    """What two ways of drawing the same prompts must agree on."""
+    probe = q.probe if q.probe.ndim == 3 else jnp.broadcast_to(q.probe[..., None], (*q.probe.shape, 1))
+    second = jnp.einsum("kap,kbp->ab", probe, probe) / probe.shape[-1]
+    spread = jnp.sum(jnp.std(q.gram, axis=-1))
+    return [
+        np.asarray(a)
+        for a in (
+            q.gram.mean(-1), q.moment.mean(-1), second, jnp.sum(q.target**2, axis=0).mean(), spread,
+            jnp.sum(q.moment**2, axis=0).mean(),
+        )
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ["shorter", "heavy tails", "mixture"])
+def test_fast_draws_have_the_moments_of_the_plain_distributions(case: str) -> None:
+    base = LinearRegression(SPECTRUM, 8, rotation=haar_rotation(jax.random.key(2), 3), noise=0.3)
+    plain: Any = base
+    if case == "heavy tails":
+        plain = HeavyTailed(base, 10)
+        fast: Drawn = jax.tree.map(lambda a: a[0], drawn(several(base), degrees=10.0, most=8))
+    elif case == "shorter":
+        longer = LinearRegression(SPECTRUM, 11, rotation=base.rotation, noise=0.3)
+        fast = jax.tree.map(lambda a: a[0], drawn(several(longer), length=8.0, most=11))
+    else:
+        means = np.outer([2.5, -1.0], np.eye(5)[1])
+        whole = GaussianMixture(means, [0.5, 2.0], [0.5, 0.5], 8, noise=0.3, weight_variance="same")
+        plain, fast = whole.component(1), component(whole, 1)
+    count = 20_000
+    ours, theirs = (moments(one.quadratics(jax.random.key(3), count)) for one in (fast, plain))
+    for mine, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(mine, other, rtol=0.08, atol=0.06 * (1 + np.abs(other).max()))
+    prompts = fast.prompts(jax.random.key(4), 5)
+    np.testing.assert_allclose(
+        prompts.target, jnp.sum(prompts.query * jnp.asarray(prompts.weights), axis=1), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_a_normalised_model_is_the_plain_one_on_prompts_divided_by_their_scale() -> None:
+    base = LinearRegression(SPECTRUM, 8)
+    rescaled = Rescaled(RandomScale(base, 0.25, 16.0), jnp.asarray(1.0))
+    untouched = RandomScale(base, 0.25, 16.0)
+    key = jax.random.key(5)
+    plain = memformer(3, 2, scale=0.3, key=key)
+    normalised = type(plain)(Normalised(plain.reader), plain.memory, plain.layers)
+    ours = rescaled.quadratics(key, 7).residual(unroll(plain, rescaled.quadratics(key, 7))[-1])
+    theirs = untouched.quadratics(key, 7).residual(unroll(normalised, untouched.quadratics(key, 7))[-1])
+    np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(jnp.trace(rescaled.quadratics(key, 7).gram), 3.0, rtol=1e-5)
+    assert float(jnp.mean(rescaled.prompt(key).X ** 2)) == pytest.approx(1.0, rel=1e-5)
+
+
+@pytest.mark.parametrize("variance", [0.25, 3.0])
+def test_the_expert_of_a_variance_is_the_one_of_variance_1_rescaled(variance: float) -> None:
+    model = memformer(3, 3, own_is_one=True, tied=True, scale=0.3, key=jax.random.key(1))
+    vector = np.asarray(parameters(model).vector(model))
+    expert = scaled(Fit(model, (3,), vector[None, None], (), 0.0), variance).model()
+    prompts = LinearRegression(SPECTRUM, 8).prompts(jax.random.key(0), 6)
+    c = variance**0.5
+    larger = Prompt(c * prompts.X, prompts.y, c * prompts.query, prompts.target)
+    ours, theirs = run(expert, larger).predictions, run(model, prompts).predictions
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_ridge_is_ridge_and_its_penalty_is_chosen_on_other_runs() -> None:
+    prompts = LinearRegression(SPECTRUM, 8, noise=0.5).prompts(jax.random.key(0), 4)
+    problem = jax.vmap(Quadratic.of, out_axes=-1)(prompts)
+    for penalty in (0.0, 0.1):
+        found = unroll(Ridge(jnp.asarray(penalty)), problem)[-1]
+        for at in range(4):
+            X, y = np.asarray(prompts.X[at], np.float64), np.asarray(prompts.y[at], np.float64)
+            wanted = np.linalg.solve(X.T @ X / 8 + penalty * np.eye(3), X.T @ y / 8)
+            np.testing.assert_allclose(found[:, at], wanted, rtol=1e-3, atol=1e-4)
+    with pytest.raises(NoSuchView, match="Quadratic"):
+        unroll(Ridge(jnp.asarray(0.0)), Examples(prompts.X[0], prompts.y[0]))
+    table = np.asarray([[0.0, 5.0, 5.0], [3.0, 3.0, 3.0]])  # (penalties, runs)
+    np.testing.assert_array_equal(best_penalty(table), [3.0, 5.0, 5.0])  # run 0 does not get its 0
+
+
+def on_shifts(**values: float) -> OnShifts:
+    names = (UNADAPTED, WITH_LABELS, LABEL_FREE, OWN_GATES, *FOUR_STEPS)
+    return OnShifts({n: np.full((len(PLACES), 2), values.get(n, -1.0)) for n in names}, 10)
+
+
+def test_claims_on_shifts_are_computed_from_the_losses() -> None:
+    good = on_shifts(**{UNADAPTED: 0.0, WITH_LABELS: -2.0, LABEL_FREE: -1.9, OWN_GATES: -3.0})
+    verdicts = {c.id: c.verdict for c in claims(good, 0.01)}
+    assert verdicts["label-free-closes-the-gap"] == "holds"
+    assert verdicts["normalisation-makes-variance-no-shift"] == "holds"
+    assert verdicts["normalisation-makes-experts-unnecessary"] == "fails"
+    assert verdicts["experts-still-win"] == "holds"
+    bad = on_shifts(**{UNADAPTED: 0.0, WITH_LABELS: -2.0, LABEL_FREE: -1.0, "normalised": -5.0})
+    verdicts = {c.id: c.verdict for c in claims(bad, 0.06)}
+    assert verdicts["label-free-closes-the-gap"] == "fails"
+    assert verdicts["normalisation-makes-variance-no-shift"] == "fails"
+    assert verdicts["normalisation-makes-experts-unnecessary"] == "holds"
+    assert verdicts["experts-still-win"] == "fails"
+
+
+def test_experts_lie_inside_the_range_and_cost_more_the_more_they_are() -> None:
+    np.testing.assert_allclose(variances(1), [2.0])
+    np.testing.assert_allclose(variances(3), [0.5, 2.0, 8.0], rtol=1e-6)
+    costs = [products(number, 4) for number in NUMBERS]
+    assert costs == sorted(costs)
+    assert products(1, 0) == 4 * 2 * 2  # once to choose, once to answer, two products per layer
+    assert -1.5 < union_optimum(jax.random.key(0), 2_000) < -1.0
+
+
+def numbers(*shape: int) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).uniform(0.1, 1.0, shape)
+
+
+def runs_of(data: Any) -> int:
+    return len(data) if isinstance(data, list) else int(data.spectrum.shape[0])
+
+
+def untrained(model: Any, data: Any, *, depths: Any = None, resume: Any = None, **_: Any) -> Fit:
+    """In place of `fit`: the model as it is, for every run and depth."""
+    depths = tuple(sorted(depths)) if depths else (model.depth,)
+    vector = np.concatenate([np.ravel(a) for a in jax.tree.leaves(model)])
+    vectors = np.broadcast_to(vector, (runs_of(data), len(depths), vector.size)).copy()
+    return Fit(model, depths, vectors if resume is None else resume.vectors, (), 0.0)
+
+
+def random_scores(methods: dict[str, Any], data: Any, *, prompts: int, **_: Any) -> dict[str, Score]:
+    """In place of `evaluate`: random losses, after a look whether every method has the runs of the data."""
+    runs, found = runs_of(data), {}
+    for name, method in methods.items():
+        if isinstance(method, PerRun):
+            assert {a.shape[0] for a in jax.tree.leaves(method.method)} == {runs}, name
+        shape = (runs, (method.method if isinstance(method, PerRun) else method).depth + 1)
+        found[name] = Score(name, numbers(*shape), 0.01 * numbers(*shape), numbers(runs, 5), prompts)
+    return found
+
+
+def unadapted(model: PerRun, prompts: Prompt, **_: Any) -> Any:
+    """In place of `adapt`."""
+    assert {a.shape[0] for a in jax.tree.leaves(model.method)} == {prompts.X.shape[0]}
+    return types.SimpleNamespace(model=model)
+
+
+def ones(data: Any, keys: Any, count: int = 20) -> Prompt:
+    """In place of drawn prompts."""
+    n, shape = getattr(data, "most", 20), (runs_of(data), count)
+    d = data.spectrum.shape[-1]
+    return Prompt(jnp.ones((*shape, n, d)), jnp.ones((*shape, n)), jnp.ones((*shape, d)), jnp.ones(shape))
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Workbench:
+    """A workbench on which nothing is trained, adapted or scored: what experiments do with it remains."""
+    quick = workbench.PRESETS["quick"]
+    monkeypatch.setitem(workbench.PRESETS, "tiny", dataclasses.replace(quick, prompts=2_000))
+    files = [
+        "gates",
+        "gaussian_mixture",
+        "gaussian_mixture_five",
+        "shifted",
+        "workbench",
+        *EXPERIMENTS.values(),
+    ]
+    for file in files:
+        module = importlib.import_module(f"lfom.experiments.{file}")
+        fakes = {"fit": untrained, "evaluate": random_scores, "adapt": unadapted, "draw": ones}
+        for name, fake in fakes.items():
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, fake)
+        if hasattr(module, "on_adaptation_prompts"):
+            fake_scores = lambda found, _: {  # noqa: E731
+                d: Score("", *(numbers(found.runs, d + 1) for _ in range(2)), numbers(found.runs, 5), 5)
+                for d in found.depths
+            }
+            monkeypatch.setattr(module, "on_adaptation_prompts", fake_scores)
+    monkeypatch.setattr(adaptation_shifts, "gated_losses", lambda m, d, keys, *_: numbers(len(keys), 2))
+    monkeypatch.setattr(how_many_experts, "union_optimum", lambda key: -1.0)
+    several = sum(NUMBERS)
+    monkeypatch.setattr(
+        how_many_experts,
+        "expert_losses",
+        lambda e, d, keys, n: (numbers(len(keys), several, n), numbers(len(keys), several, 2, n)),
+    )
+    return Workbench("tiny", 0, 2)
+
+
+SETTINGS = {UNADAPTED, WITH_LABELS, LABEL_FREE, OWN_GATES}
+RIVALS = {*FOUR_STEPS, "least squares", "ridge, best penalty"}
+MIXTURE = {"mixture, gates without labels", "mixture, gates per prompt", "d = 5, right expert alone", "CGD"}
+WANTED: dict[str, set[str]] = {
+    "adaptation": SETTINGS | RIVALS,
+    "how_many_experts": {OWN_GATES, "best expert per prompt", "union", "normalised", "conjugate register"},
+    "mixture_of_experts_ood": SETTINGS | RIVALS | {"variance 3.5, 3 heads"},
+    "gaussian_mixture_model_ood_lt": MIXTURE | {"mixture"} | {f"d = 5, {name}" for name in SETTINGS},
+    "gaussian_mixture_model_ood_mem": MIXTURE | {"mixture, gates and gamma", "d = 5, ridge, best penalty"},
+}
+
+
+@pytest.mark.parametrize("name", WANTED)
+def test_experiments_return_the_curves_that_the_issue_asks_for(name: str, bench: Workbench) -> None:
+    module = importlib.import_module(f"lfom.experiments.{EXPERIMENTS[name]}")
+    found = module.run(bench)
+    assert {row.curve for row in found.rows} >= WANTED[name]
+    assert all(np.isfinite(row.value) for row in found.rows)
+    ids = [(r.curve, r.training, r.x, r.run, r.measure, r.scored_on) for r in found.rows]
+    assert len(ids) == len(set(ids))
+    assert len({claim.id for claim in found.claims}) == len(found.claims)
+    assert {claim.verdict for claim in found.claims} <= {"holds", "partly", "fails"}
+    labelled = module.X_LABEL if isinstance(module.X_LABEL, dict) else None
+    assert labelled is None or {row.measure for row in found.rows} <= set(labelled)
+    if name == "adaptation":
+        assert set(SHIFTS) | {"budget"} == {row.measure for row in found.rows}
+        assert {row.x for row in found.rows if row.measure == "budget"} == set(BUDGETS)
+    if name == "how_many_experts":
+        assert {row.x for row in found.rows if row.curve == OWN_GATES} == set(NUMBERS)
+
+
+def test_every_prompt_takes_the_expert_with_the_least_error_on_its_context(bench: Workbench) -> None:
+    keys = jax.random.split(bench.key, bench.runs)
+    found = how_many_experts.best_experts(bench, union_data(bench), keys, 7)
+    errors, losses = numbers(2, sum(NUMBERS), 7), numbers(2, sum(NUMBERS), 2, 7)
+    np.testing.assert_allclose(found[1], np.log(losses[:, 0, 1].mean(-1) / losses[:, 0, 0].mean(-1)))
+    best = errors[:, 1:3].argmin(axis=1)  # two experts: the second and third of all
+    after = np.where(best == 0, losses[:, 1, 1], losses[:, 2, 1])
+    np.testing.assert_allclose(found[2], np.log(after.mean(-1) / losses[:, 1, 0].mean(-1)))
+
+
+def test_benchmark_of_adaptation_has_rows() -> None:
+    rows = bench_adapt(prompts=60, n=6, d=2)
+    assert BENCHMARKS["adapt"] is bench_adapt
+    for row in rows:
+        assert set(row.as_dict()) >= {"name", "ours", "rival", "unit", "ratio"}
+        assert row.ours is not None
+        assert row.ours > 0
