@@ -218,7 +218,9 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Workbench:
                 monkeypatch.setattr(module, name, fake)
         if hasattr(module, "on_adaptation_prompts"):
             fake_scores = lambda found, _: {  # noqa: E731
-                d: Score("", *(numbers(found.runs, d + 1) for _ in range(2)), numbers(found.runs, 5), 5)
+                d: Score(
+                    "", numbers(found.runs, d + 1), numbers(found.runs, d + 1), numbers(found.runs, 5), 5
+                )
                 for d in found.depths
             }
             monkeypatch.setattr(module, "on_adaptation_prompts", fake_scores)
