@@ -292,3 +292,10 @@ def test_mixture_quadratics_are_those_of_their_prompts() -> None:
 def test_bad_distributions_are_refused_at_once(build: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         build()
+
+
+def test_chi_square_numbers_have_no_impossible_tail() -> None:
+    """A uniform number can be exactly zero (once in 8 million), and must not become a huge logarithm."""
+    squares = np.asarray(bartlett_factor(jax.random.key(1), 1, 20, 4_000_000)) ** 2
+    assert squares.min() > 0
+    assert squares.max() < 110  # beyond this a chi-square of 20 degrees comes once in 1e13
