@@ -5,12 +5,13 @@ import importlib
 import types
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lfom import LinearRegression, haar_rotation, memformer, run
+from lfom import LinearRegression, memformer, run
 from lfom.bench import BENCHMARKS
 from lfom.bench.adapt import bench_adapt
 from lfom.coefficients import NoSuchView
@@ -41,31 +42,39 @@ from lfom.shifts import HeavyTailed, RandomScale
 from lfom.training import Fit, PerRun, Score
 from lfom.training.parameters import parameters
 from lfom.unroll import unroll
+from tests.helpers import draw_prompts, draw_quadratics
 
 SPECTRUM = [1.0, 0.5, 0.25]
+ROTATION = np.linalg.qr(np.random.default_rng(2).normal(size=(3, 3)))[0].astype(np.float32)
 
 
 def several(data: Any) -> Any:
     return jax.tree.map(lambda a: a[None], data)
 
 
-def moments(q: Quadratic) -> list[np.ndarray]:
-    """What two ways of drawing the same prompts must agree on."""
-    probe = q.probe if q.probe.ndim == 3 else jnp.broadcast_to(q.probe[..., None], (*q.probe.shape, 1))
-    second = jnp.einsum("kap,kbp->ab", probe, probe) / probe.shape[-1]
-    spread = jnp.sum(jnp.std(q.gram, axis=-1))
-    return [
-        np.asarray(a)
-        for a in (
-            q.gram.mean(-1), q.moment.mean(-1), second, jnp.sum(q.target**2, axis=0).mean(), spread,
-            jnp.sum(q.moment**2, axis=0).mean(),
-        )
-    ]  # fmt: skip
+def statistics(q: Quadratic) -> np.ndarray:
+    """Numbers of every prompt, (numbers, prompts), whose means two ways of drawing it must agree on."""
+    gram, moment, target = (np.asarray(a, np.float64) for a in (q.gram, q.moment, q.target))
+    squares = [np.sum(a**2, axis=0)[None] for a in (moment, target)]
+    mixed = np.einsum("ijp,jp->ip", gram, moment)
+    return np.concatenate([gram.reshape(-1, gram.shape[-1]), moment, gram[0] ** 2, mixed, *squares])
+
+
+def second_moment(q: Quadratic) -> np.ndarray:
+    """E[x x^T] by the probe, which is the same for all prompts."""
+    probe = np.asarray(q.probe[..., 0] if q.probe.ndim == 3 else q.probe)
+    return probe.T @ probe
+
+
+def standard_errors_apart(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+    """By how many standard errors the means of independent samples, (numbers, samples), differ."""
+    variance = sum(a.var(axis=1, ddof=1) / a.shape[1] for a in (ours, theirs))
+    return (ours.mean(axis=1) - theirs.mean(axis=1)) / np.sqrt(variance)
 
 
 @pytest.mark.parametrize("case", ["shorter", "heavy tails", "mixture"])
 def test_fast_draws_have_the_moments_of_the_plain_distributions(case: str) -> None:
-    base = LinearRegression(SPECTRUM, 8, rotation=haar_rotation(jax.random.key(2), 3), noise=0.3)
+    base = LinearRegression(SPECTRUM, 8, rotation=ROTATION, noise=0.3)
     plain: Any = base
     if case == "heavy tails":
         plain = HeavyTailed(base, 10)
@@ -77,14 +86,12 @@ def test_fast_draws_have_the_moments_of_the_plain_distributions(case: str) -> No
         means = np.outer([2.5, -1.0], np.eye(5)[1])
         whole = GaussianMixture(means, [0.5, 2.0], [0.5, 0.5], 8, noise=0.3, weight_variance="same")
         plain, fast = whole.component(1), component(whole, 1)
-    count = 20_000
-    ours, theirs = (moments(one.quadratics(jax.random.key(3), count)) for one in (fast, plain))
-    for mine, other in zip(ours, theirs, strict=True):
-        np.testing.assert_allclose(mine, other, rtol=0.08, atol=0.06 * (1 + np.abs(other).max()))
-    prompts = fast.prompts(jax.random.key(4), 5)
-    np.testing.assert_allclose(
-        prompts.target, jnp.sum(prompts.query * jnp.asarray(prompts.weights), axis=1), rtol=1e-4, atol=1e-5
-    )
+    ours, theirs = (draw_quadratics(one, jax.random.key(k), 20_000) for k, one in ((3, fast), (4, plain)))
+    np.testing.assert_allclose(second_moment(ours), second_moment(theirs), rtol=1e-5, atol=1e-6)
+    assert np.abs(standard_errors_apart(statistics(ours), statistics(theirs))).max() < 5
+    prompts = draw_prompts(fast, jax.random.key(4), 5)
+    wanted = np.sum(np.asarray(prompts.query) * np.asarray(prompts.weights), axis=1)
+    np.testing.assert_allclose(prompts.target, wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_a_normalised_model_is_the_plain_one_on_prompts_divided_by_their_scale() -> None:
@@ -94,11 +101,17 @@ def test_a_normalised_model_is_the_plain_one_on_prompts_divided_by_their_scale()
     key = jax.random.key(5)
     plain = memformer(3, 2, scale=0.3, key=key)
     normalised = type(plain)(Normalised(plain.reader), plain.memory, plain.layers)
-    ours = rescaled.quadratics(key, 7).residual(unroll(plain, rescaled.quadratics(key, 7))[-1])
-    theirs = untouched.quadratics(key, 7).residual(unroll(normalised, untouched.quadratics(key, 7))[-1])
+
+    @eqx.filter_jit
+    def errors(model: Any, data: Any) -> tuple[Any, Any, Any]:
+        q = data.quadratics(key, 7)
+        return q.residual(unroll(model, q)[-1]), jnp.trace(q.gram), data.prompt(key).X
+
+    ours, traces, X = errors(plain, rescaled)
+    theirs, _, _ = errors(normalised, untouched)
     np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-4)
-    np.testing.assert_allclose(jnp.trace(rescaled.quadratics(key, 7).gram), 3.0, rtol=1e-5)
-    assert float(jnp.mean(rescaled.prompt(key).X ** 2)) == pytest.approx(1.0, rel=1e-5)
+    np.testing.assert_allclose(traces, 3.0, rtol=1e-5)
+    assert float(np.mean(np.asarray(X) ** 2)) == pytest.approx(1.0, rel=1e-5)
 
 
 @pytest.mark.parametrize("variance", [0.25, 3.0])
@@ -106,7 +119,7 @@ def test_the_expert_of_a_variance_is_the_one_of_variance_1_rescaled(variance: fl
     model = memformer(3, 3, own_is_one=True, tied=True, scale=0.3, key=jax.random.key(1))
     vector = np.asarray(parameters(model).vector(model))
     expert = scaled(Fit(model, (3,), vector[None, None], (), 0.0), variance).model()
-    prompts = LinearRegression(SPECTRUM, 8).prompts(jax.random.key(0), 6)
+    prompts = draw_prompts(LinearRegression(SPECTRUM, 8), jax.random.key(0), 4)
     c = variance**0.5
     larger = Prompt(c * prompts.X, prompts.y, c * prompts.query, prompts.target)
     ours, theirs = run(expert, larger).predictions, run(model, prompts).predictions
@@ -114,10 +127,14 @@ def test_the_expert_of_a_variance_is_the_one_of_variance_1_rescaled(variance: fl
 
 
 def test_ridge_is_ridge_and_its_penalty_is_chosen_on_other_runs() -> None:
-    prompts = LinearRegression(SPECTRUM, 8, noise=0.5).prompts(jax.random.key(0), 4)
-    problem = jax.vmap(Quadratic.of, out_axes=-1)(prompts)
+    prompts = draw_prompts(LinearRegression(SPECTRUM, 8, noise=0.5), jax.random.key(0), 4)
+
+    @eqx.filter_jit
+    def answers(penalty: Any) -> Any:
+        return unroll(Ridge(penalty), jax.vmap(Quadratic.of, out_axes=-1)(prompts))[-1]
+
     for penalty in (0.0, 0.1):
-        found = unroll(Ridge(jnp.asarray(penalty)), problem)[-1]
+        found = answers(jnp.asarray(penalty))
         for at in range(4):
             X, y = np.asarray(prompts.X[at], np.float64), np.asarray(prompts.y[at], np.float64)
             wanted = np.linalg.solve(X.T @ X / 8 + penalty * np.eye(3), X.T @ y / 8)
@@ -194,7 +211,13 @@ def ones(data: Any, keys: Any, count: int = 20) -> Prompt:
     """In place of drawn prompts."""
     n, shape = getattr(data, "most", 20), (runs_of(data), count)
     d = data.spectrum.shape[-1]
-    return Prompt(jnp.ones((*shape, n, d)), jnp.ones((*shape, n)), jnp.ones((*shape, d)), jnp.ones(shape))
+    sizes = ((*shape, n, d), (*shape, n), (*shape, d), shape)
+    return Prompt(*(jnp.asarray(np.ones(size, np.float32)) for size in sizes))
+
+
+def asked_for_ones(data: Any, keys: Any, count: int) -> Quadratic:
+    """In place of drawn prompts with one query each."""
+    return jax.vmap(jax.vmap(Quadratic.of, out_axes=-1))(ones(data, keys, count))
 
 
 @pytest.fixture
@@ -212,7 +235,8 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Workbench:
     ]
     for file in files:
         module = importlib.import_module(f"lfom.experiments.{file}")
-        fakes = {"fit": untrained, "evaluate": random_scores, "adapt": unadapted, "draw": ones}
+        fakes: dict[str, Any] = {"fit": untrained, "evaluate": random_scores, "adapt": unadapted}
+        fakes |= {"draw": ones, "asked": asked_for_ones}
         for name, fake in fakes.items():
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, fake)

@@ -7,8 +7,9 @@ small linear system in the moments of A G.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -58,17 +59,24 @@ class Optimum(eqx.Module):
 
     def answer(self, quadratics: Quadratic) -> Array:
         """w after the optimal coefficients, for each prompt, by Horner's rule."""
-        precondition = _precondition(self.preconditioner)
-        start = precondition(quadratics.moment)
-        coefficients = [-c for c in self.polynomial[1:]]
-        w = coefficients[-1] * start
-        for c in reversed(coefficients[:-1]):
-            w = c * start + precondition(quadratics.hessian_times(w))
-        return w
+        coefficients = jnp.asarray([-c for c in self.polynomial[1:]], quadratics.moment.dtype)
+        return polynomial_answer(coefficients, self.preconditioner, quadratics)
 
     def losses(self, quadratics: Quadratic) -> Array:
         """The loss of each given prompt, for a comparison on the same ones."""
         return jnp.sum(quadratics.residual(self.answer(quadratics)) ** 2, axis=0)
+
+
+def polynomial_answer(
+    coefficients: Float[Array, " depth"], preconditioner: Float[Array, "d d"] | None, quadratics: Quadratic
+) -> Array:
+    """w = q(A G) A b with these coefficients of q, in ascending order, for each prompt."""
+    precondition = _precondition(preconditioner)
+    start = precondition(quadratics.moment)
+    w = coefficients[-1] * start
+    for c in coefficients[-2::-1]:
+        w = c * start + precondition(quadratics.hessian_times(w))
+    return w
 
 
 def exact_optimum(d: int, n: int, depth: int) -> Optimum:
@@ -128,7 +136,22 @@ def sampled_optimum(
     standard error is that of the second half. Powers of A G are replaced by Chebyshev
     polynomials on (0, largest eigenvalue), in which the system is well conditioned.
     """
-    depth, prompts = checks.count("depth", depth), checks.count("prompts", prompts)
+    options: dict[str, Any] = {"preconditioner": preconditioner, "prompts": prompts, "chunk": chunk}
+    return sampled_optima(distribution, [depth], key, **options)[depth]
+
+
+def sampled_optima(
+    distribution: Distribution,
+    depths: Sequence[int],
+    key: PRNGKeyArray,
+    *,
+    preconditioner: Array | None = None,
+    prompts: int = 1_000_000,
+    chunk: int = 50_000,
+) -> dict[int, Optimum]:
+    """`sampled_optimum` for several depths from the same prompts: their systems are nested."""
+    depths = [checks.count("depth", depth) for depth in depths]
+    prompts = checks.count("prompts", prompts)
     chunk = min(checks.count("chunk", chunk), max(prompts // 40, 1))  # 20 scores make a standard error
     precondition = _precondition(preconditioner)
     first, key = jax.random.split(key)
@@ -138,16 +161,22 @@ def sampled_optimum(
 
     @eqx.filter_jit
     def system(key: PRNGKeyArray) -> tuple[Array, Array, Array]:
-        return moments(distribution.quadratics(key, chunk), preconditioner, depth, jnp.asarray(scale))
+        return moments(distribution.quadratics(key, chunk), preconditioner, max(depths), jnp.asarray(scale))
 
     chunks = max(prompts // (2 * chunk), 2)
     keys = jax.random.split(key, 2 * chunks)
     parts = [jax.tree.map(lambda x: np.asarray(x, np.float64), system(k)) for k in keys]
     fitted = [sum(part[i] for part in parts[:chunks]) / chunks for i in range(3)]
-    theta = np.linalg.solve(fitted[0], fitted[1])
-    scores = [float(theta @ m @ theta - 2 * theta @ v + s) for m, v, s in parts[chunks:]]
-    stderr = float(np.std(scores, ddof=1) / math.sqrt(len(scores)))
-    return Optimum(_polynomial(theta, scale), float(np.mean(scores)), stderr, chunks * chunk, preconditioner)
+    found = {}
+    for depth in depths:
+        theta = np.linalg.solve(fitted[0][:depth, :depth], fitted[1][:depth])
+        scores = [
+            float(theta @ m[:depth, :depth] @ theta - 2 * theta @ v[:depth] + s) for m, v, s in parts[chunks:]
+        ]
+        stderr = float(np.std(scores, ddof=1) / math.sqrt(len(scores)))
+        polynomial = _polynomial(theta, scale)
+        found[depth] = Optimum(polynomial, float(np.mean(scores)), stderr, chunks * chunk, preconditioner)
+    return found
 
 
 def _precondition(matrix: Array | None) -> Callable[[Array], Array]:

@@ -3,8 +3,8 @@
 labelled: an adaptation set with the labels of its queries. label-free: the contexts of the prompts
 alone; context tokens are held out in turn and predicted from the rest. per prompt: every prompt
 sets its own gates from its own context. In all three the held-out context error before and after
-is measured, on prompts that were not fitted to where there are enough; if it got worse, the
-unadapted model comes back, and the result says so.
+is measured; if it got worse, the unadapted model comes back, and the result says so. Where prompts
+are few, a fifth of them is not fitted to, and judges every step.
 """
 
 import time
@@ -19,7 +19,7 @@ import numpy as np
 from jax import Array
 
 from lfom import checks
-from lfom.adaptation.held_out import context_error, fold_size, hold_out
+from lfom.adaptation.held_out import asked_tokens, context_error, fold_size, folds_in_turn, hold_out
 from lfom.adaptation.per_prompt import STEPS, PerPrompt, no_gates, with_gates
 from lfom.adaptation.shared import Budget, build, chunked, fit_shared, total_losses, vector_of
 from lfom.checks import InputError
@@ -34,8 +34,10 @@ from lfom.unroll import Algorithm, Mixture
 
 SETTINGS = ("labelled", "label-free", "per prompt")
 SHARED_STEPS = 20
-JUDGED = 0.2  # the share of the prompts that judges steps, where there are ENOUGH
+JUDGED = 0.2  # the share of the prompts that judges the result, where there are ENOUGH
 ENOUGH = 20
+MANY = 200  # prompts per trained number from which on all of them are fitted to: a held-out part that
+# judges every step would then add more noise (losses have heavy tails) than it saves overfitting
 THREADED = 2_000  # prompts from which on the two halves of a batch run side by side
 PER_PROMPT_FOLDS = 5  # for the judgement of gates per prompt; one token at a time costs four times as much
 
@@ -192,14 +194,20 @@ def _per_prompt(models: list[Mixture], X: np.ndarray, y: np.ndarray, folds: int 
 
 
 @eqx.filter_jit
-def _folded(X: Any, y: Any, size: int) -> Quadratic:
-    """Folds of the prompts of every run, prompts and folds on one trailing axis."""
-
+def _fold(X: Any, y: Any, size: int, chosen: Any) -> Quadratic:
     def one(X: Array, y: Array) -> Quadratic:
-        parts = hold_out(jnp.moveaxis(X, 0, -1), jnp.moveaxis(y, 0, -1), size)
+        parts = hold_out(jnp.moveaxis(X, 0, -1), jnp.moveaxis(y, 0, -1), size, chosen)
         return jax.tree.map(lambda a: a.reshape(*a.shape[:-2], -1), parts)
 
     return jax.vmap(one)(X, y)
+
+
+def _folded(X: np.ndarray, y: np.ndarray, size: int) -> tuple[Quadratic, int]:
+    """Folds of the prompts of every run, prompts and folds on one trailing axis; and how many labels
+    they ask for."""
+    prompts, n = X.shape[1:3]
+    chosen = folds_in_turn(prompts, n, size)
+    return _fold(X, y, size, chosen), asked_tokens(prompts, n, size, chosen)
 
 
 @eqx.filter_jit
@@ -219,31 +227,31 @@ def _shared(
     watch: Callable[[int, float], None] | None,
 ) -> _Found:
     begun = time.perf_counter()
-    n, prompts = X.shape[-2], X.shape[1]
-    fitted = prompts - (round(JUDGED * prompts) if prompts >= ENOUGH else 0)
-    fit_on, judge_on = slice(0, fitted), slice(fitted if fitted < prompts else 0, prompts)
+    n, prompts, template = X.shape[-2], X.shape[1], models[0]
+    few = ENOUGH <= prompts < MANY * _trained(template, kinds)
+    last = slice(prompts - round(JUDGED * prompts) if prompts >= ENOUGH else 0, prompts)
+    fit_on = slice(0, last.start) if few else slice(0, prompts)
+    judging, contexts, tokens = None, None, 1
     if labels is None:
         size = fold_size(n, folds)
-        sets, judging = (
-            _folded(X[:, fit_on], y[:, fit_on], size),
-            _folded(X[:, judge_on], y[:, judge_on], size),
-        )
-        contexts: Quadratic | None = judging
+        sets, _ = _folded(X[:, fit_on], y[:, fit_on], size)
+        contexts, tokens = _folded(X[:, last], y[:, last], size)
+        judging = contexts if few else None
     else:
-        sets, judging = (
-            _asked(*(array[:, part] for array in (X, y, *labels))) for part in (fit_on, judge_on)
-        )
-        contexts = None if n < 2 else _folded(X[:, judge_on], y[:, judge_on], fold_size(n, folds))
-    template = models[0]
+        given = (X, y, *labels)
+        sets = _asked(*(array[:, fit_on] for array in given))
+        judging = _asked(*(array[:, last] for array in given)) if few else None
+        if n > 1:
+            contexts, tokens = _folded(X[:, last], y[:, last], fold_size(n, folds))
     start = np.stack([vector_of(one) for one in models])
-    found = fit_shared(template, kinds, start, chunked(sets), chunked(judging), budget, watch)
-    tokens = n * (prompts if fitted == prompts else prompts - fitted)
+    judge = None if judging is None else chunked(judging)
+    found = fit_shared(template, kinds, start, chunked(sets), judge, budget, watch)
     if contexts is None:  # a single token cannot be held out: the labels alone have judged
         before = after = np.full(len(models), np.nan)
         kept = np.ones(len(models), bool)
     else:
-        pair = jnp.asarray(np.stack([start, found.vectors], axis=1))
-        errors = np.asarray(total_losses(template, pair, chunked(contexts)), np.float64) / tokens
+        pair = np.stack([start, found.vectors], axis=1)
+        errors = total_losses(template, pair, chunked(contexts)) / tokens
         kept = ~(errors[:, 1] > errors[:, 0])
         before, after = errors[:, 0], np.where(kept, errors[:, 1], errors[:, 0])
     chosen = np.where(kept[:, None], found.vectors, start)
@@ -256,6 +264,11 @@ def _shared(
         time.perf_counter() - begun,
         found.history,
     )
+
+
+def _trained(model: Any, kinds: tuple[str, ...]) -> int:
+    """How many numbers are fitted."""
+    return model.gates.size if set(kinds) == {"gates"} else parameters(model, kinds).size
 
 
 def _models(model: Algorithm | PerRun) -> list[Any]:

@@ -6,13 +6,15 @@ once their sum. No query's label is ever read.
 """
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from lfom.checks import InputError, count
 from lfom.problems import Quadratic
 from lfom.unroll import Algorithm, last_residual
 
+MOST_ASKED = 8_000  # folds of all prompts together; more prompts ask for fewer folds each
 MOST_FOLDS = 20  # one token at a time up to this many; more tokens are held out several at once
 
 
@@ -28,28 +30,54 @@ def fold_size(n: int, folds: int | None) -> int:
     return -(-n // folds)
 
 
-def hold_out(X: Float[Array, "n d *prompts"], y: Float[Array, "n *prompts"], size: int) -> Quadratic:
-    """Every fold of every prompt as a quadratic that asks for the fold's labels.
+def folds_in_turn(prompts: int, n: int, size: int) -> np.ndarray | None:
+    """The folds that each prompt asks for, (each, prompts), or None for all of them. Where prompts are
+    many, each asks for a few only, another prompt for others: one answer of a new prompt tells more
+    than one more of the same."""
+    folds = -(-n // size)
+    each = min(folds, max(1, MOST_ASKED // prompts))
+    if each == folds:
+        return None
+    return (np.arange(prompts) + (folds // each) * np.arange(each)[:, None]) % folds
 
-    size: tokens in a fold; the last one may have fewer, and is filled up with empty ones. The
-    trailing axes of the result are (folds, *prompts): fold f of prompt p does not see the tokens
-    that it asks for.
+
+def asked_tokens(prompts: int, n: int, size: int, chosen: np.ndarray | None) -> int:
+    """How many labels these folds ask for."""
+    if chosen is None:
+        return prompts * n
+    return int(np.minimum(size, n - chosen * size).sum())
+
+
+def hold_out(
+    X: Float[Array, "n d *prompts"],
+    y: Float[Array, "n *prompts"],
+    size: int,
+    chosen: Int[Array, "each *prompts"] | None = None,
+) -> Quadratic:
+    """Folds of every prompt as quadratics that ask for the fold's labels.
+
+    size: tokens in a fold; the last one may have fewer, and is filled up with empty ones. chosen: the
+    folds of each prompt, all of them by default. The trailing axes of the result are (folds, *prompts):
+    fold f of prompt p does not see the tokens that it asks for.
     """
     n, d = X.shape[:2]
     prompts = X.shape[2:]
     folds = -(-n // size)
+    if chosen is None:
+        chosen = jnp.arange(folds).reshape(folds, *(1 for _ in prompts))
+    # As sums of products: an einsum with prompts last becomes a slow batched product.
+    gram, moment = jnp.sum(X[:, :, None] * X[:, None], axis=0), jnp.sum(X * y[:, None], axis=0)
     empty = folds * size - n
     X = jnp.pad(X, [(0, empty)] + [(0, 0)] * (X.ndim - 1)).reshape(folds, size, d, *prompts)
     y = jnp.pad(y, [(0, empty)] + [(0, 0)] * (y.ndim - 1)).reshape(folds, size, *prompts)
-    seen = jnp.asarray([n - min(size, n - f * size) for f in range(folds)], X.dtype)
-    seen = seen.reshape(folds, *(1 for _ in prompts))
-    tokens = jnp.moveaxis(X, 2, 0)  # (d, folds, size, *prompts)
-    # As sums of products: an einsum with prompts last becomes a slow batched product.
+    X = jnp.take_along_axis(X, chosen[:, None, None], axis=0)
+    y = jnp.take_along_axis(y, chosen[:, None], axis=0)
+    seen = n - jnp.minimum(size, n - chosen * size).astype(X.dtype)
+    tokens = jnp.moveaxis(X, 2, 0)  # (d, each, size, *prompts)
     outer = jnp.sum(tokens[:, None] * tokens[None], axis=3)
-    moment = jnp.sum(tokens * y[None], axis=2)
     return Quadratic(
-        (jnp.sum(outer, axis=2, keepdims=True) - outer) / seen,
-        (jnp.sum(moment, axis=1, keepdims=True) - moment) / seen,
+        (gram[:, :, None] - outer) / seen,
+        (moment[:, None] - jnp.sum(tokens * y[None], axis=2)) / seen,
         jnp.moveaxis(X, 0, 2),
         jnp.moveaxis(y, 0, 1),
     )

@@ -1,7 +1,7 @@
 """Parameters that all prompts share, fitted to new prompts by damped least squares.
 
-Runs are a batch axis. The compiled programs depend on shapes only, so adapting again with as many
-prompts compiles nothing.
+The compiled programs take one model and one chunk of prompts: adapting again, to however many prompts
+and runs, compiles nothing.
 """
 
 import time
@@ -17,6 +17,7 @@ from jax import Array
 
 from lfom.adaptation.per_prompt import starts, with_gates
 from lfom.problems import Quadratic
+from lfom.threads import in_threads
 from lfom.training.direct import damped_steps, normal_equations
 from lfom.training.parameters import Parameters, parameters
 from lfom.unroll import Mixture, last_residual
@@ -24,7 +25,7 @@ from lfom.unroll import Mixture, last_residual
 DAMPING = (1e-6, 1e-3, 1e-1, 1.0)  # steps tried, relative to diag(J^T J)
 GAIN = 1e-4  # a relative gain below this in every run ends the adaptation
 _starts = eqx.filter_jit(starts)
-CHUNK = 4_000  # prompts, or folds of prompts, at a time
+CHUNK = 4_096  # prompts, or folds of prompts, at a time
 
 
 @dataclass(frozen=True)
@@ -44,54 +45,69 @@ class Spent:
     history: tuple[dict[str, Any], ...]
 
 
-def chunked(sets: Quadratic) -> Quadratic:
-    """(runs, ..., prompts) as (runs, chunks, ..., chunk), filled up with empty prompts."""
-    prompts = sets.moment.shape[-1]
-    chunks = -(-prompts // CHUNK)
-    size = -(-prompts // chunks)
+Chunks = list[list[Quadratic]]  # of every run
 
-    def cut(values: Array) -> Array:
-        padded = jnp.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, chunks * size - prompts)])
-        return jnp.moveaxis(padded.reshape(*values.shape[:-1], chunks, size), -2, 1)
 
-    return jax.tree.map(cut, sets)
+def chunked(sets: Quadratic) -> Chunks:
+    """(runs, ..., prompts) cut into pieces, filled up with empty prompts to one of a few sizes: programs
+    that were compiled for other prompts serve these too."""
+    whole = jax.tree.map(np.asarray, sets)
+    runs, *_, prompts = whole.moment.shape
+    size = min(CHUNK, max(64, 1 << (prompts - 1).bit_length()))
+
+    def piece(run: int, first: int) -> Quadratic:
+        def cut(values: np.ndarray) -> Array:
+            part = values[run, ..., first : first + size]
+            return jnp.asarray(np.pad(part, [(0, 0)] * (part.ndim - 1) + [(0, size - part.shape[-1])]))
+
+        return jax.tree.map(cut, whole)
+
+    return [[piece(run, first) for first in range(0, prompts, size)] for run in range(runs)]
 
 
 @eqx.filter_jit
-def _equations(model: Any, train: tuple[str, ...], vectors: Array, sets: Quadratic) -> tuple[Array, Array]:
+def _equations(
+    model: Any, train: tuple[str, ...], vector: Array, chunk: Quadratic
+) -> tuple[Array, Array, Array]:
+    return normal_equations(parameters(model, train), vector, chunk, jnp.ones(model.depth))
+
+
+def equations(
+    model: Any, train: tuple[str, ...], vectors: np.ndarray, sets: Chunks
+) -> tuple[np.ndarray, np.ndarray]:
     """J^T J (runs, p, p) and J^T r (runs, p) over all chunks."""
-    known, active = parameters(model, train), jnp.ones(model.depth)
 
-    def one_run(args: Any) -> Any:
-        vector, chunks = args
+    def one(job: tuple[np.ndarray, list[Quadratic]]) -> list[np.ndarray]:
+        vector, chunks = job
+        parts = [jax.device_get(_equations(model, train, jnp.asarray(vector), chunk)) for chunk in chunks]
+        return [sum(part[i].astype(np.float64) for part in parts) for i in range(2)]
 
-        def one_chunk(total: Any, chunk: Quadratic) -> Any:
-            normal, slope, _ = normal_equations(known, vector, chunk, active)
-            return (total[0] + normal, total[1] + slope), None
-
-        p = known.size
-        zero = (jnp.zeros((p, p), vector.dtype), jnp.zeros(p, vector.dtype))
-        return jax.lax.scan(one_chunk, zero, chunks)[0]
-
-    return jax.lax.map(one_run, (vectors, sets))
+    found = _each(one, list(zip(vectors, sets, strict=True)))
+    return np.stack([pair[0] for pair in found]), np.stack([pair[1] for pair in found])
 
 
 @eqx.filter_jit
-def total_losses(model: Any, candidates: Array, sets: Quadratic) -> Array:
+def _total_loss(model: Any, vector: Array, chunk: Quadratic) -> Array:
+    return jnp.sum(last_residual(_all(model).build(vector), chunk) ** 2)
+
+
+def total_losses(model: Any, candidates: np.ndarray, sets: Chunks) -> np.ndarray:
     """Sums of |residual|^2 (runs, candidates) over all chunks; not finite is infinity."""
-    known = _all(model)
 
-    def one_run(args: Any) -> Array:
-        vectors, chunks = args
+    def one(job: tuple[np.ndarray, list[Quadratic]]) -> list[float]:
+        vectors, chunks = job
+        return [
+            sum(float(_total_loss(model, jnp.asarray(vector), chunk)) for chunk in chunks)
+            for vector in vectors
+        ]
 
-        def one_model(vector: Array) -> Array:
-            built = known.build(vector)
-            return jnp.sum(jax.lax.map(lambda chunk: jnp.sum(last_residual(built, chunk) ** 2), chunks))
+    found = np.asarray(_each(one, list(zip(candidates, sets, strict=True))))
+    return np.where(np.isfinite(found), found, np.inf)
 
-        return jax.lax.map(one_model, vectors)
 
-    found = jax.lax.map(one_run, (candidates, sets))
-    return jnp.where(jnp.isfinite(found), found, jnp.inf)
+def _each(work: Callable[[Any], Any], jobs: list[Any]) -> list[Any]:
+    """work(job) for every run; the first one alone, which compiles what the others use."""
+    return [work(jobs[0]), *in_threads(work, jobs[1:])]
 
 
 def _all(model: Any) -> Parameters:
@@ -118,12 +134,12 @@ def fit_shared(
     model: Any,
     train: tuple[str, ...],
     vectors: np.ndarray,
-    sets: Quadratic,
-    judging: Quadratic | None,
+    sets: Chunks,
+    judging: Chunks | None,
     budget: Budget,
     watch: Callable[[int, float], None] | None = None,
 ) -> Spent:
-    """Fit the kinds in `train` to `sets` (runs, chunks, ..., chunk), each run's model by itself.
+    """Fit the kinds in `train` to `sets`, each run's model by itself.
 
     Gates start at the best of the model's own and the single experts. Steps are judged on `judging`,
     other prompts, or on the same ones where it is None.
@@ -138,7 +154,7 @@ def fit_shared(
     history: list[dict[str, Any]] = []
     loss: np.ndarray | None = None
     for step in range(budget.steps + 1):
-        found = np.asarray(total_losses(model, jnp.asarray(candidates), judging), np.float64)
+        found = total_losses(model, candidates, judging)
         first, best = found[:, 0], found.argmin(axis=1)
         vectors = np.take_along_axis(candidates, best[:, None, None], axis=1)[:, 0]
         loss, before = found.min(axis=1), first if loss is None else loss
@@ -150,9 +166,7 @@ def fit_shared(
         late = budget.seconds is not None and seconds >= budget.seconds
         if known is None or small or late or step == budget.steps:
             break
-        normal, slope = (
-            np.asarray(a, np.float64) for a in _equations(model, train, jnp.asarray(vectors), sets)
-        )
+        normal, slope = equations(model, train, vectors, sets)
         steps = damped_steps(normal, slope, DAMPING)  # (runs, 1 + dampings, p), none at all first
         steps = np.where(np.isfinite(steps), steps, 0.0)
         candidates = np.repeat(vectors[:, None], steps.shape[1], axis=1)

@@ -13,7 +13,6 @@ from lfom.experiments.shifted import (
     FOUR_STEPS,
     HIGHEST,
     LABEL_FREE,
-    LABELS,
     LENGTHS,
     LOWEST,
     OWN_GATES,
@@ -23,7 +22,6 @@ from lfom.experiments.shifted import (
     WITH_LABELS,
     OnShifts,
     adapted_gates,
-    draw,
     experts_of,
     on_shifts,
     repeated,
@@ -52,8 +50,8 @@ TRAINED = (
     "data scaled, so the expert of v is exactly the same model with A / v. Union: variances log-uniform from 0.25 "
     "to 16, labels of the same variance at each; no polynomial of degree four is small on all these eigenvalues, "
     "so its loss is what four layers allow. Normalised: the same on prompts divided by their own scale. Adaptation: "
-    "2,000 prompts per run and shift, with the labels of their queries, or without: then the last example of every "
-    "context is held out and stands for the query; 8 steps; scored on other prompts. Per prompt: 4 steps. "
+    "6,000 prompts per run and shift, with the labels of their queries, or without: then one example of every context, "
+    "another one in the next, is held out and stands for the query; 8 steps; scored on other prompts. Per prompt: 4 steps. "
     "Ridge's penalty is chosen on the other runs."
 )
 Y = "log loss relative to the labels' variance"
@@ -124,14 +122,14 @@ def against_budget(bench: Workbench) -> list[Row]:
     adapt_keys, keys = (
         jax.random.split(bench.stream(name, "budget"), len(index)) for name in ("adapt", "score")
     )
-    prompts, lengths = draw(data, adapt_keys, LABELS), [LENGTHS[at] for at in places]
+    lengths = [LENGTHS[at] for at in places]
     bench.say("adapting gates with several budgets")
     found: dict[tuple[str, int], np.ndarray] = {}
     for steps in BUDGETS:
         found[OWN_GATES, steps] = relative_losses(many, data, keys, steps, count)
         models = {WITH_LABELS: many, LABEL_FREE: many}
         if steps:
-            models = adapted_gates(many, prompts, lengths, steps)
+            models = adapted_gates(many, data, adapt_keys, lengths, steps)
         for name, model in models.items():
             found[name, steps] = relative_losses(model, data, keys, None, count)
     return [

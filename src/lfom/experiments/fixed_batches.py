@@ -1,6 +1,7 @@
 """Training on a fixed set of prompts instead of fresh ones: the sets, the fits and their scores."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,8 +13,8 @@ from lfom.distributions import LinearRegression
 from lfom.experiments.workbench import DEPTHS, Workbench, at_step
 from lfom.methods import conjugate_gradient
 from lfom.problems import Quadratic
-from lfom.training import Adam, LeastSquares, PerRun, Score, evaluate, fit
-from lfom.training.evaluation import step_losses
+from lfom.training import Adam, LeastSquares, Score, evaluate, fit
+from lfom.training.evaluation import evaluate_on
 from lfom.unroll import Algorithm
 
 ROUNDING = 1e-12  # relative to the loss of w = 0: below this, single precision says no more than zero
@@ -94,16 +95,17 @@ def train_on_sets(
     return OnSets(*(table(scores, name) for name in ("{}", "CGD", "optimum {}") for scores in (own, new)))
 
 
+@functools.partial(jax.jit, static_argnames="count")
+def asked(data: Any, keys: Any, count: int) -> Quadratic:
+    """Prompts with one sampled query; runs lead, prompts are last."""
+    draw = lambda one, key: jax.vmap(Quadratic.of, out_axes=-1)(one.prompts(key, count))  # noqa: E731
+    return jax.vmap(draw)(data, keys)
+
+
 def training_sets(bench: Workbench, data: LinearRegression, sizes: Sequence[int], label: str) -> Quadratic:
     """Prompts with one sampled query each: sizes and runs on the leading axis, prompts on the last."""
     largest = max(sizes)
-
-    @jax.jit
-    @jax.vmap
-    def draw(one: LinearRegression, key: Any) -> Quadratic:
-        return jax.vmap(Quadratic.of, out_axes=-1)(one.prompts(key, largest))
-
-    whole = draw(data, jax.random.split(bench.stream("fixed set", label), bench.runs))
+    whole = asked(data, jax.random.split(bench.stream("fixed set", label), bench.runs), largest)
     repeat = [jnp.arange(largest) % size for size in sizes]
     return jax.tree.map(lambda a: jnp.concatenate([a[..., places] for places in repeat]), whole)
 
@@ -112,25 +114,12 @@ def scores_on_sets(
     methods: dict[str, Any], sets: Quadratic, sizes: Sequence[int], runs: int
 ) -> dict[str, Score]:
     """Scores on fixed prompts with their own queries; a mean that is zero to rounding becomes 0."""
-
-    @jax.jit
-    def all_losses(methods: dict[str, Any], sets: Quadratic) -> dict[str, Any]:
-        return {
-            name: jax.lax.map(lambda pair: step_losses(*pair), (method.method, sets))
-            if isinstance(method, PerRun)
-            else jax.lax.map(lambda one, method=method: step_losses(method, one), sets)
-            for name, method in methods.items()
-        }
-
-    count = np.repeat(sizes, runs)[:, None]
     found = {}
-    for name, values in all_losses(methods, sets).items():
-        each = np.asarray(values, np.float64)  # (sizes and runs, steps, prompts)
-        mean = each.mean(axis=-1)
-        stderr = each.std(axis=-1) / np.sqrt(count)
-        zero = mean < ROUNDING * mean[:, :1]
-        mean, stderr = np.where(zero, 0.0, mean), np.where(zero, 0.0, stderr)
-        found[name] = Score(name, mean, stderr, each[:, -1], each.shape[-1])
+    for name, score in evaluate_on(methods, sets).items():
+        zero = score.mean < ROUNDING * score.mean[:, :1]
+        stderr = score.stderr * np.sqrt(score.prompts / np.repeat(sizes, runs))[:, None]
+        mean, stderr = np.where(zero, 0.0, score.mean), np.where(zero, 0.0, stderr)
+        found[name] = dataclasses.replace(score, mean=mean, stderr=stderr)
     return found
 
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lfom.experiments.fixed_batches import scores_on_sets
+from lfom.experiments.fixed_batches import asked, scores_on_sets
 from lfom.experiments.workbench import Workbench, at_step
 from lfom.memformer import mixture
 from lfom.problems import Quadratic
@@ -20,13 +20,7 @@ ADAPTATION = 1_000  # prompts, with the labels of their queries, that gates are 
 
 def adaptation_prompts(data: Any, key: Any) -> Quadratic:
     """Prompts with one sampled query; runs lead, prompts are last."""
-
-    @jax.jit
-    @jax.vmap
-    def draw(one: Any, key: Any) -> Quadratic:
-        return jax.vmap(Quadratic.of, out_axes=-1)(one.prompts(key, ADAPTATION))
-
-    return draw(data, jax.random.split(key, data.spectrum.shape[0]))
+    return asked(data, jax.random.split(key, data.spectrum.shape[0]), ADAPTATION)
 
 
 def fit_gates(

@@ -14,11 +14,9 @@ from lfom.experiments.gaussian_mixture import MEANS, VARIANCES, WEIGHTS
 from lfom.experiments.ridge import PENALTIES, Ridge, best_penalty
 from lfom.experiments.shifted import (
     BEST_RIDGE,
-    LABELS,
     OWN_GATES,
     UNADAPTED,
     adapted_gates,
-    draw,
     repeated,
     stacked,
 )
@@ -29,7 +27,17 @@ from lfom.training import LeastSquares, PerRun, evaluate, fit
 
 D, DEPTH, NOISES = 5, 4, (0.0, 0.1)
 MEASURE = "five_dimensions"
-X_LABEL, Y_LABEL = "noise of the labels", "log loss relative to the labels' second moment"
+# Of the two figures that show this as their second panel.
+X_LABEL = {"log_loss": "layers or steps", MEASURE: "noise of the labels"}
+Y_LABEL = {
+    "log_loss": "log of the mean squared error",
+    MEASURE: "log loss relative to the labels' second moment",
+}
+X_SCALE = {"log_loss": "linear", MEASURE: "linear"}
+TRAINED = (
+    "d = 5: experts for each component, run and noise; 6,000 adaptation prompts, without labels one example of each "
+    "context is held out, another one in the next; ridge's penalty is chosen on the other runs."
+)
 RIGHT, HARD = "right expert alone", "best expert per prompt"
 CLASSICAL = ("CGD", BEST_RIDGE)
 
@@ -76,10 +84,10 @@ def in_five(bench: Workbench, curve: str = "Memformer, own 1") -> InFive:
         trained = fit(model, components, key=bench.stream("experts five"), optimiser=squares)
         many = stacked([mixture([trained.model(m * groups + at) for m in range(3)]) for at in range(groups)])
         keys = jax.random.split(bench.stream("adapt five"), groups)
-        prompts = draw(jax.tree.map(lambda *arrays: jnp.stack(arrays), *data), keys, LABELS)
         bench.say(f"adapting gates: {curve} (mixture, d = 5)")
         methods: dict[str, Any] = {UNADAPTED: many}
-        methods |= adapted_gates(many, prompts, [CONTEXT] * len(NOISES))
+        mixtures = jax.tree.map(lambda *arrays: jnp.stack(arrays), *data)
+        methods |= adapted_gates(many, mixtures, keys, [CONTEXT] * len(NOISES))
         methods = {name: repeated(one, 3) for name, one in methods.items()}
         whole = methods[UNADAPTED].method
         methods |= {OWN_GATES: PerRun(PerPrompt(whole)), HARD: PerRun(PerPrompt(whole, 0))}

@@ -2,7 +2,7 @@
 
 from lfom.experiments import gaussian_mixture_five as five
 from lfom.experiments.gaussian_mixture import GATES, LABEL_FREE, NAMES, PER_PROMPT, adapted, adapted_rows
-from lfom.experiments.gaussian_mixture_five import MEASURE, five_claims, five_rows, in_five
+from lfom.experiments.gaussian_mixture_five import five_claims, five_rows, in_five
 from lfom.experiments.workbench import (
     DEPTHS,
     Claim,
@@ -23,15 +23,12 @@ SHOWS = (
     "is least squares and exact after one step. The second panel is the same mixture in d = 5, its means along one "
     "direction, four layers, with label noise 0 and 0.1."
 )
-X_LABEL = {"log_loss": "layers or steps", MEASURE: five.X_LABEL}
-Y_LABEL = {"log_loss": "log of the mean squared error", MEASURE: five.Y_LABEL}
-X_SCALE = {"log_loss": "linear", MEASURE: "linear"}
+X_LABEL, Y_LABEL, X_SCALE = five.X_LABEL, five.Y_LABEL, five.X_SCALE
 TRAINED = (
     "Components N(2.5, 0.5), N(0, 1), N(-1, 2) with weights 0.2, 0.3, 0.5, chosen per prompt; w* has the "
     "component's mean and variance, as in the authors' code. Experts (converged): least squares on fresh "
     "prompts of their component. Gates: one free number per head, least squares on the adaptation prompts; without "
-    "labels: held-out context tokens of 100 prompts. d = 5: experts for each component, run and noise; 2,000 adaptation "
-    "prompts, without labels the last example of each context is held out; ridge's penalty is chosen on the other runs."
+    f"labels: held-out context tokens of 100 prompts. {five.TRAINED}"
 )
 
 

@@ -2,7 +2,7 @@
 
 from lfom.experiments import gaussian_mixture_five as five
 from lfom.experiments.gaussian_mixture import BOTH, GATES, LABEL_FREE, PER_PROMPT, adapted, adapted_rows
-from lfom.experiments.gaussian_mixture_five import MEASURE, five_claims, five_rows, in_five
+from lfom.experiments.gaussian_mixture_five import five_claims, five_rows, in_five
 from lfom.experiments.workbench import (
     DEPTHS,
     Claim,
@@ -23,15 +23,12 @@ SHOWS = (
     "each expert on its own component; CGD, which at d = 1 is exact after one step. The second panel is the same "
     "mixture in d = 5, its means along one direction, four layers, with label noise 0 and 0.1."
 )
-X_LABEL = {"log_loss": "layers or steps", MEASURE: five.X_LABEL}
-Y_LABEL = {"log_loss": "log of the mean squared error", MEASURE: five.Y_LABEL}
-X_SCALE = {"log_loss": "linear", MEASURE: "linear"}
+X_LABEL, Y_LABEL, X_SCALE = five.X_LABEL, five.Y_LABEL, five.X_SCALE
 TRAINED = (
     "Data as in gaussian_mixture_model_ood_lt. Experts (converged): bank with scalar coefficients (own "
     "coefficient 1), least squares on fresh prompts of their component. Gates: one free number per head; gates "
     "and gamma: also every head's older coefficients, least squares on the adaptation prompts; without labels: held-out "
-    "context tokens of 100 prompts. d = 5: experts for each component, run and noise; 2,000 adaptation prompts, "
-    "without labels the last example of each context is held out; ridge's penalty is chosen on the other runs."
+    f"context tokens of 100 prompts. {five.TRAINED}"
 )
 
 

@@ -39,7 +39,7 @@ PLACES = [(family, x) for family, xs in SHIFTS.items() for x in xs]
 UNSHIFTED = {"angle": 0.0, "power": 1.0, "noise": 0.0, "length": float(CONTEXT)}  # these are variance 1
 LENGTHS = [int(x) if family == "length" else CONTEXT for family, x in PLACES]
 MOST = int(max(SHIFTS["length"]))
-LABELS, STEPS = 2_000, 8  # adaptation prompts for every run and shift; least-squares steps
+LABELS, STEPS = 6_000, 8  # adaptation prompts for every run and shift; least-squares steps
 UNADAPTED, WITH_LABELS, LABEL_FREE, OWN_GATES = (
     "gates, unadapted",
     "gates, labelled",
@@ -163,33 +163,27 @@ def draw(data: Any, keys: Any, count: int) -> Prompt:
 
 
 def adapted_gates(
-    many: PerRun, prompts: Prompt, lengths: Sequence[int], steps: int = STEPS
+    many: PerRun, data: Any, keys: Any, lengths: Sequence[int], steps: int = STEPS
 ) -> dict[str, PerRun]:
-    """Gates fitted with labels and without, for every group of runs; groups lead.
+    """Gates fitted with labels and without, to the same prompts, for every group of runs; groups lead.
 
-    lengths: of the contexts of each group. With labels the answers are those of the queries; without,
-    the last example of every context is held out and takes the place of the query. So both settings
-    see as many answers, and all groups share their compiled programs.
+    lengths: of the contexts of each group. All groups share their compiled programs.
     """
-    runs = prompts.X.shape[0] // len(lengths)
-
-    def one(job: tuple[str, int]) -> PerRun:
-        setting, group = job
-        index, n = slice(group * runs, (group + 1) * runs), lengths[group]
-        X, y = prompts.X[index, :, :n], prompts.y[index, :, :n]
-        chosen = Prompt(X, y, prompts.query[index], prompts.target[index])
-        if setting == "label-free":
-            chosen = Prompt(X[:, :, :-1], y[:, :, :-1], X[:, :, -1], y[:, :, -1])
-        return adapt(taken(many, index), chosen, setting="labelled", steps=steps).model
-
+    runs = len(keys) // len(lengths)
     names = {LABEL_FREE: "label-free", WITH_LABELS: "labelled"}
-    jobs = [(setting, group) for setting in names.values() for group in range(len(lengths))]
-    found = dict(zip(jobs, [one(jobs[0]), *in_threads(one, jobs[1:])], strict=True))
+
+    def one(group: int) -> list[PerRun]:
+        index, n = slice(group * runs, (group + 1) * runs), lengths[group]
+        drawn_here = draw(taken(data, index), keys[index], LABELS)
+        X, y = drawn_here.X[:, :, :n], drawn_here.y[:, :, :n]
+        prompts = Prompt(X, y, drawn_here.query, drawn_here.target)
+        own = taken(many, index)
+        return [adapt(own, prompts, setting=setting, steps=steps).model for setting in names.values()]
+
+    found = [one(0), *in_threads(one, range(1, len(lengths)))]
     return {
-        name: jax.tree.map(
-            lambda *arrays: jnp.concatenate(arrays), *(found[setting, g] for g in range(len(lengths)))
-        )
-        for name, setting in names.items()
+        name: jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *each)
+        for name, each in zip(names, zip(*found, strict=True), strict=True)
     }
 
 
@@ -207,7 +201,7 @@ def on_shifts(bench: Workbench) -> OnShifts:
         keys = jax.random.split(bench.stream("adapt", "shifts"), times * runs)
         bench.say("adapting gates to shifted prompts")
         methods: dict[str, Any] = {UNADAPTED: many}
-        methods |= adapted_gates(many, draw(data, keys, LABELS), LENGTHS)
+        methods |= adapted_gates(many, data, keys, LENGTHS)
         methods[OWN_GATES] = PerRun(PerPrompt(many.method))
         methods |= {name: repeated(one, times) for name, one in single_models(bench).items()}
         inverse = jax.vmap(lambda one: jnp.linalg.inv(one.covariance))(bench.data())

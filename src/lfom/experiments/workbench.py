@@ -25,7 +25,7 @@ from lfom.methods import (
     nesterov,
     preconditioned_gradient_descent,
 )
-from lfom.optimum import exact_optimum, sampled_optimum
+from lfom.optimum import exact_optimum, sampled_optima
 from lfom.report.results import Claim, Row
 from lfom.threads import in_threads
 from lfom.training import Adam, Fit, LeastSquares, PerRun, Score, evaluate, fit
@@ -34,6 +34,7 @@ from lfom.tuning import tune_each
 
 DEPTHS = (1, 2, 3, 4)
 CONTEXT = 20
+WIDE = 10  # from this d on prompts are dear
 
 # The models of the figures, by the name of their curve: options of memformer().
 MODELS: dict[str, dict[str, Any]] = {
@@ -154,7 +155,7 @@ class Workbench:
         return self.keep(("fit", curve, training, label, tuple(depths)), make)
 
     def optimiser(self, training: str, curve: str = "", d: int = 5) -> Adam | LeastSquares:
-        preset, gdpp, wide = self.preset, "GD++" in curve, d >= 10
+        preset, gdpp, wide = self.preset, "GD++" in curve, d >= WIDE
         if training == "paper":
             batch = preset.gdpp_batch if gdpp else preset.wide_batch if wide else 1_000
             return Adam(steps=preset.adam_steps, batch=batch)
@@ -177,9 +178,9 @@ class Workbench:
         missing = {name: m for name, m in methods.items() if ("score", name, label) not in self._kept}
         if missing:
             self.say(f"scoring {len(missing)} methods ({label})")
-            found = evaluate(
-                missing, data, prompts=prompts or self.preset.prompts, key=self.stream("score", label)
-            )
+            wide = data.spectrum.shape[-1] >= WIDE  # type: ignore[attr-defined]
+            prompts = prompts or self.preset.prompts // (2 if wide else 1)
+            found = evaluate(missing, data, prompts=prompts, key=self.stream("score", label))
             for name, score in found.items():
                 self._kept[("score", name, label)] = score
         return {name: self._kept[("score", name, label)] for name in methods}
@@ -269,10 +270,7 @@ class Workbench:
 
         def make() -> dict[int, Any]:
             one = jax.tree.map(lambda a: a[0], data)
-            return {
-                depth: sampled_optimum(one, depth, self.stream("optimum"), prompts=400_000)
-                for depth in depths
-            }
+            return sampled_optima(one, depths, self.stream("optimum"), prompts=400_000)
 
         return self.keep(("plain optimum", tuple(depths)), make)
 

@@ -89,6 +89,12 @@ def make_block(parameters: Parameters, adam: Adam) -> Callable:
     return jax.jit(block)
 
 
+@eqx.filter_jit
+def _batches(source: Any, keys: Array, size: int) -> Quadratic:
+    """One batch per run."""
+    return jax.vmap(lambda one, key: source.batch(one, key, size))(source.arrays, keys)
+
+
 def run_adam(phase: Phase, adam: Adam, setting: Setting, state: State) -> State:
     """Blocks of steps until there are enough."""
     block = make_block(phase.parameters, adam)
@@ -98,9 +104,8 @@ def run_adam(phase: Phase, adam: Adam, setting: Setting, state: State) -> State:
     if state.extra:
         leaves = [jnp.asarray(state.extra[f"adam_{i}"], leaf.dtype) for i, leaf in enumerate(leaves)]
     moments = jax.tree.unflatten(structure, leaves)
-    draw = jax.jit(jax.vmap(lambda source, key: setting.source.batch(source, key, adam.batch)))
     while state.step * adam.resample < adam.steps:
-        batch = draw(setting.source.arrays, setting.keys(state.phase, state.step))
+        batch = _batches(setting.source, setting.keys(state.phase, state.step), adam.batch)
         vectors, moments, losses = block(vectors, moments, setting.actives, batch)
         losses = np.asarray(losses, np.float64)
         if not (np.isfinite(losses).all() and bool(jnp.isfinite(vectors).all())):

@@ -1,9 +1,10 @@
 """Scores on fresh prompts: every step of the trajectory, spread, tails, paired differences."""
 
 import dataclasses
+import functools
 import itertools
 import math
-import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,14 +15,13 @@ import numpy as np
 from jax import Array
 
 from lfom import checks
-from lfom.optimum import Optimum
+from lfom.optimum import Optimum, polynomial_answer
 from lfom.problems import Quadratic
 from lfom.threads import in_threads
 from lfom.training.sources import number_of_runs
 from lfom.unroll import Algorithm, Method, losses
 
 FLOOR = -60.0  # what the log of a loss that is zero to rounding is written as
-MOST_TEAMS = 4
 WORST = 1e-4  # the share of prompts called the worst
 
 
@@ -92,68 +92,81 @@ def log_floor(value: Any) -> np.ndarray:
     return np.where(value > math.exp(FLOOR), np.log(np.maximum(value, 1e-300)), FLOOR)
 
 
-def step_losses(method: Any, quadratics: Quadratic, active: Array | None = None) -> Array:
-    """Losses (steps, prompts) of an algorithm, or of an optimum (its start and its answer)."""
-    if isinstance(method, Optimum):
+class _Horner(eqx.Module):
+    """An optimum with its polynomial as numbers that are not compiled in."""
+
+    coefficients: Array
+    preconditioner: Array | None
+
+    def losses(self, quadratics: Quadratic) -> Array:
+        """The loss of w = 0 and of the answer."""
         start = jnp.sum(jnp.broadcast_to(quadratics.target, quadratics.target.shape) ** 2, axis=0)
-        return jnp.stack([start, method.losses(quadratics)])
-    return losses(method, quadratics, active)
+        w = polynomial_answer(self.coefficients, self.preconditioner, quadratics)
+        return jnp.stack([start, jnp.sum(quadratics.residual(w) ** 2, axis=0)])
 
 
 @dataclass(frozen=True)
-class Group:
-    """Methods that differ only in their numbers and in how many layers they use: they run as one
-    batch, compiled once. Anything else is a group of its own."""
+class _Entry:
+    """A method to be scored. What differs between methods of one structure, between runs and between
+    calls is handed to the compiled program, so that it is compiled once for all of them."""
 
-    names: list[str]
-    layers: list[int]  # of each member
-    per_run: bool
-    arrays: Any  # of all members: an axis of members, after that of runs if there is one
-    static: Any  # the rest of a member with the most layers
+    name: str
+    structure: Any  # the method without its arrays
+    arrays: list[list[Array]]  # of each run, or of one for all
+    active: np.ndarray  # 1 for the layers that it uses, of those its structure has
+    steps: int
 
-    def losses(self, arrays: Any, quadratics: Quadratic) -> list[tuple[Array, Array, Array]]:
-        """Per member: sums over prompts of the losses (steps,) and of their squares, the last losses."""
-
-        def one(arrays: Any, active: Array | None) -> tuple[Array, Array, Array]:
-            values = step_losses(eqx.combine(arrays, self.static), quadratics, active)
-            return jnp.sum(values, axis=1), jnp.sum(values**2, axis=1), values[-1]
-
-        if len(self.names) == 1:
-            return [one(jax.tree.map(lambda a: a[0], arrays), None)]
-        steps = range(max(self.layers))
-        active = jnp.asarray([[1.0 * (step < own) for step in steps] for own in self.layers])
-        total, square, last = jax.lax.map(lambda pair: one(*pair), (arrays, active))
-        return [(total[i, : own + 1], square[i, : own + 1], last[i]) for i, own in enumerate(self.layers)]
+    def sums(self, run: int, quadratics: Quadratic) -> Any:
+        arrays = self.arrays[run if len(self.arrays) > 1 else 0]
+        return _sums(self.structure, arrays, self.active, self.steps, quadratics)
 
 
-def grouped(methods: dict[str, Any]) -> list[Group]:
-    """The methods in as few groups as they allow."""
-    members: dict[Any, list[tuple[str, Any]]] = {}
-    for name, method in methods.items():
-        inner = method.method if isinstance(method, PerRun) else method
-        if isinstance(inner, Method):
-            arrays, rest = eqx.partition(dataclasses.replace(inner, layers=0), eqx.is_array)
-            leaves, structure = jax.tree.flatten(arrays)
-            shapes = tuple((leaf.shape, str(leaf.dtype)) for leaf in leaves)
-            key: Any = (isinstance(method, PerRun), shapes, structure, tuple(jax.tree.leaves(rest)))
-        else:
-            key = name
-        members.setdefault(key, []).append((name, method))
-    return [_group(dict(pairs)) for pairs in members.values()]
+@functools.partial(jax.jit, static_argnames="structure")
+def _sums(structure: Any, arrays: list[Array], active: Array, steps: Array, quadratics: Quadratic) -> Any:
+    """Sums over prompts of the losses (steps,) and of their squares, and the losses after `steps`."""
+    treedef, rest = structure
+    left = iter(arrays)
+    method = jax.tree.unflatten(treedef, [next(left) if leaf is None else leaf for leaf in rest])
+    values = method.losses(quadratics) if isinstance(method, _Horner) else losses(method, quadratics, active)
+    return jnp.sum(values, axis=1), jnp.sum(values**2, axis=1), values[steps]
 
 
-def _group(members: dict[str, Any]) -> Group:
-    methods = list(members.values())
-    per_run = isinstance(methods[0], PerRun)
-    inner = [method.method for method in methods] if per_run else methods
-    layers = [method.layers if isinstance(method, Method) else 0 for method in inner]
-    leaves = [jax.tree.leaves(eqx.filter(method, eqx.is_array)) for method in inner]
-    largest = inner[int(np.argmax(layers))]
-    arrays, static = eqx.partition(largest, eqx.is_array)
-    stacked = [jnp.stack(same, axis=int(per_run)) for same in zip(*leaves, strict=True)]
-    return Group(
-        list(members), layers, per_run, jax.tree.unflatten(jax.tree.structure(arrays), stacked), static
-    )
+def _entries(methods: dict[str, Any]) -> list[_Entry]:
+    """Methods that differ only in their numbers and in how many layers they use get one structure."""
+    inner = {name: m.method if isinstance(m, PerRun) else m for name, m in methods.items()}
+    layers = {name: m.layers for name, m in inner.items() if isinstance(m, Method)}
+    families: dict[Any, list[str]] = {}
+    for name in layers:
+        bare = dataclasses.replace(inner[name], layers=0)
+        shapes = tuple(leaf.shape for leaf in jax.tree.leaves(eqx.filter(bare, eqx.is_array)))
+        families.setdefault((_structure(bare), isinstance(methods[name], PerRun), shapes), []).append(name)
+    for names in families.values():
+        deepest = max(layers[name] for name in names)
+        inner |= {name: dataclasses.replace(inner[name], layers=deepest) for name in names}
+    degree = max((m.depth for m in inner.values() if isinstance(m, Optimum)), default=0)
+    found = []
+    for name, method in inner.items():
+        steps = 1 if isinstance(method, Optimum) else layers.get(name, method.depth)
+        if isinstance(method, Optimum):
+            numbers = -np.pad(method.polynomial[1:], (0, degree - method.depth))
+            if (
+                isinstance(methods[name], PerRun) and method.preconditioner is not None
+            ):  # its polynomial is the same in every run
+                numbers = np.broadcast_to(numbers, (method.preconditioner.shape[0], degree))
+            method = _Horner(jnp.asarray(numbers, float), method.preconditioner)
+        depth = 1 if isinstance(method, _Horner) else method.depth
+        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(method) if eqx.is_array(leaf)]
+        runs = leaves[0].shape[0] if isinstance(methods[name], PerRun) and leaves else 0
+        each = [[leaf[run] for leaf in leaves] for run in range(runs)] or [leaves]
+        arrays = [[jnp.asarray(leaf) for leaf in own] for own in each]
+        active = (np.arange(depth) < steps).astype(np.float32)
+        found.append(_Entry(name, _structure(method), arrays, active, steps))
+    return found
+
+
+def _structure(method: Any) -> Any:
+    leaves, treedef = jax.tree.flatten(method)
+    return treedef, tuple(None if eqx.is_array(leaf) else leaf for leaf in leaves)
 
 
 def evaluate(
@@ -173,68 +186,84 @@ def evaluate(
     prompts = checks.count("prompts", prompts)
     chunk = min(chunk, prompts)
     runs = number_of_runs(data)
-    sources = data if runs else jax.tree.map(lambda x: x[None], data)
-    runs = runs or 1
+    arrays = jax.tree.map(np.asarray, data)
+    sources = [jax.tree.map(lambda a: jnp.asarray(a[run]), arrays) for run in range(runs)] or [
+        jax.tree.map(jnp.asarray, arrays)
+    ]
+
+    def draw(run: int, index: int) -> Quadratic:
+        return _draw(sources[run], key, index, run, chunk)
+
     chunks = max(prompts // chunk, 1)
-    teams = _teams(grouped(methods), os.cpu_count() or 1)
-    finished = itertools.count(1)
-
-    def run_team(groups: list[Group]) -> dict[str, list[Any]]:
-        """All chunks, for some of the groups: every team draws the same prompts."""
-        program = _program(groups, chunk)
-        own = [group.arrays if group.per_run else None for group in groups]
-        common = [None if group.per_run else group.arrays for group in groups]
-        sums: dict[str, list[Any]] = {name: [] for group in groups for name in group.names}
-        for index in range(chunks):
-            keys = jax.random.split(jax.random.fold_in(key, index), runs)
-            found = jax.tree.map(np.asarray, program(sources, own, common, keys))
-            for group, parts in zip(groups, found, strict=True):
-                for name, part in zip(group.names, parts, strict=True):
-                    sums[name].append(part)
-            if progress:
-                done = next(finished) / (chunks * len(teams))
-                progress(done, f"{int(done * chunks) * chunk:,} of {chunks * chunk:,} prompts")
-        return sums
-
-    sums = {name: parts for team in in_threads(run_team, teams) for name, parts in team.items()}
-    return {name: _score(name, sums[name], chunks * chunk) for name in methods}
+    return _scores(methods, draw, len(sources), chunks, chunks * chunk, progress)
 
 
-def _teams(groups: list[Group], cores: int) -> list[list[Group]]:
-    """Groups shared out over cores, the largest first: each team is compiled and run on its own, since
-    both keep only one core busy."""
-    size = {id(group): max(1, *group.layers) for group in groups}
-    teams: list[list[Group]] = [[] for _ in range(min(cores, len(groups), MOST_TEAMS))]
-    for group in sorted(groups, key=lambda group: -size[id(group)]):
-        min(teams, key=lambda team: sum(size[id(member)] for member in team)).append(group)
-    return teams
+@functools.partial(jax.jit, static_argnames="chunk")
+def _draw(source: Any, key: Array, index: Array, run: Array, chunk: int) -> Quadratic:
+    return source.quadratics(jax.random.fold_in(jax.random.fold_in(key, index), run), chunk)
 
 
-def _program(groups: list[Group], chunk: int) -> Any:
-    @jax.jit
-    def score(sources: Any, own: Any, common: Any, keys: Array) -> Any:
-        def one_run(args: Any) -> Any:
-            source, own, key = args
-            quadratics = source.quadratics(key, chunk)
-            return [
-                group.losses(own[i] if group.per_run else common[i], quadratics)
-                for i, group in enumerate(groups)
-            ]
+def evaluate_on(methods: dict[str, Any], sets: Quadratic, chunk: int = 2_000) -> dict[str, Score]:
+    """Score every method on given prompts, which are not fresh: sets (runs, ..., prompts)."""
+    whole = jax.tree.map(np.asarray, sets)
+    runs, *_, prompts = whole.moment.shape
 
-        return jax.lax.map(one_run, (sources, own, keys))
+    def draw(run: int, index: int) -> Quadratic:
+        part = slice(index * chunk, min((index + 1) * chunk, prompts))
+        empty = chunk - (part.stop - part.start)  # filled up with prompts whose loss is zero
 
-    return score
+        def cut(a: np.ndarray) -> np.ndarray:
+            return np.pad(a[run, ..., part], [(0, 0)] * (a.ndim - 2) + [(0, empty)])
+
+        return jax.tree.map(cut, whole)
+
+    return _scores(methods, draw, runs, -(-prompts // chunk), prompts)
 
 
-def _score(name: str, parts: list[Any], prompts: int) -> Score:
-    mean = sum(part[0].astype(np.float64) for part in parts) / prompts
-    square = sum(part[1].astype(np.float64) for part in parts) / prompts
+def _scores(
+    methods: dict[str, Any],
+    draw: Callable[[int, int], Quadratic],
+    runs: int,
+    chunks: int,
+    prompts: int,
+    progress: Progress | None = None,
+) -> dict[str, Score]:
+    """Chunks of runs side by side in threads; before that, what has to be compiled."""
+    entries, finished = _entries(methods), itertools.count(1)
+    first = draw(0, 0)
+    list(in_threads(lambda entry: entry.sums(0, first), {e.structure: e for e in entries}.values()))
+
+    def one(item: tuple[int, int]) -> list[Any]:
+        run, index = item
+        quadratics = draw(run, index)
+        found = jax.device_get([entry.sums(run, quadratics) for entry in entries])
+        if progress:
+            done = next(finished) / (runs * chunks)
+            progress(done, f"{int(done * prompts):,} of {prompts:,} prompts")
+        return found
+
+    found = list(in_threads(one, [(run, index) for run in range(runs) for index in range(chunks)]))
+    return {
+        entry.name: _score(
+            entry, [[part[at] for part in found[r * chunks : (r + 1) * chunks]] for r in range(runs)], prompts
+        )
+        for at, entry in enumerate(entries)
+    }
+
+
+def _score(entry: _Entry, parts: list[list[Any]], prompts: int) -> Score:
+    """parts: of each run and chunk."""
+    steps = entry.steps + 1
+    mean, square = (
+        np.stack([sum(part[i].astype(np.float64) for part in own)[:steps] for own in parts]) / prompts
+        for i in range(2)
+    )
     stderr = np.sqrt(np.maximum(square - mean**2, 0) / prompts)
-    last = np.concatenate([part[2] for part in parts], axis=1)
+    last = np.stack([np.concatenate([part[2] for part in own])[:prompts] for own in parts])
     if not np.isfinite(mean).all():
         run, step = np.argwhere(~np.isfinite(mean))[0]
         raise FloatingPointError(
-            f"the loss of {name} is not finite in run {run} after {step} steps: the method diverges "
+            f"the loss of {entry.name} is not finite in run {run} after {step} steps: the method diverges "
             "on these prompts. Lower its step sizes, or train it on this distribution."
         )
-    return Score(name, mean, stderr, last, prompts)
+    return Score(entry.name, mean, stderr, last, prompts)
