@@ -66,3 +66,11 @@ def test_small_operations_act_on_the_leading_axes() -> None:
     eye = identity(3, jnp.asarray(v))
     np.testing.assert_array_equal(eye, np.broadcast_to(np.eye(3)[..., None], (3, 3, 4)))
     assert pad_axes(jnp.asarray(v), 4).shape == (3, 4, 1, 1)
+
+
+@pytest.mark.parametrize(("n", "d", "prompts"), [(8, 5, 20_000), (20, 10, 8_000)])
+def test_compiled_sums_of_products_are_right(n: int, d: int, prompts: int) -> None:
+    """As `import lfom` sets the compiler up: see lfom.compiler."""
+    X = np.random.default_rng(0).normal(size=(n, d, prompts)).astype(np.float32)
+    found = jax.jit(lambda X: jnp.sum(X[:, :, None] * X[:, None], axis=0))(X)
+    np.testing.assert_allclose(found, np.einsum("tac,tbc->abc", X, X), rtol=1e-4, atol=1e-4)

@@ -105,7 +105,7 @@ def rewritten(path: Path, tensors: dict[str, np.ndarray] | None = None, **facts:
     return path
 
 
-def refused(path: Path, *words: str) -> None:
+def assert_refused(path: Path, *words: str) -> None:
     before = path.read_bytes()
     with pytest.raises(InputError) as error:
         load(path)
@@ -118,36 +118,38 @@ def test_a_truncated_file_is_refused_wherever_it_ends(path: Path) -> None:
     content = path.read_bytes()
     for length in {0, 1, 7, 8, 9, 100, len(content) // 2, len(content) - 8, len(content) - 1}:
         path.write_bytes(content[:length])
-        refused(path, "truncated", "train again")
+        assert_refused(path, "truncated", "train again")
 
 
 def test_foreign_files_are_refused(path: Path) -> None:
     other = path.with_name("other")
     other.write_bytes(b"PK\x03\x04 a zip file, or a pickle, or anything else")
-    refused(other, "not a safetensors file", "lfom train")
+    assert_refused(other, "not a safetensors file", "lfom train")
     other.write_bytes((5).to_bytes(8, "little") + b"{oops and more")
-    refused(other, "not a safetensors file")
+    assert_refused(other, "not a safetensors file")
     other.write_bytes(safetensors.numpy.save({"weight": np.ones(3)}, {"format": "pt"}))
-    refused(other, "something else")
+    assert_refused(other, "something else")
     other.write_bytes(safetensors.numpy.save({"weight": np.ones(3)}))
-    refused(other, "something else")
+    assert_refused(other, "something else")
     other.write_bytes(safetensors.numpy.save({"weight": np.ones(3)}, {"lfom": json.dumps({"a": 1})}))
-    refused(other, "something else")
+    assert_refused(other, "something else")
 
 
 def test_newer_or_changed_files_are_refused(path: Path) -> None:
     good = path.read_bytes()
-    refused(rewritten(path, version=99), "version 99", "newer", "Install")
+    assert_refused(rewritten(path, version=99), "version 99", "newer", "Install")
     path.write_bytes(good)
-    refused(rewritten(path, format="lfom results"), "lfom results")
+    assert_refused(rewritten(path, format="lfom results"), "lfom results")
     path.write_bytes(good)
-    refused(rewritten(path, {"vectors": np.zeros((2, 2, 8), np.float16)}), "vectors", "float16", "float32")
+    assert_refused(
+        rewritten(path, {"vectors": np.zeros((2, 2, 8), np.float16)}), "vectors", "float16", "float32"
+    )
     path.write_bytes(good)
-    refused(rewritten(path, {"rotations": np.zeros((2, 3, 3), np.float32)}), "rotations", "shape")
+    assert_refused(rewritten(path, {"rotations": np.zeros((2, 3, 3), np.float32)}), "rotations", "shape")
     path.write_bytes(good)
-    refused(rewritten(path, configuration={"model": {}}), "header", "changed")
+    assert_refused(rewritten(path, configuration={"model": {}}), "header", "changed")
     path.write_bytes(safetensors.numpy.save({"vectors": np.zeros(1)}, _metadata(good, path)))
-    refused(path, "lacks the tensors", "extra.normal", "rotations")
+    assert_refused(path, "lacks the tensors", "extra.normal", "rotations")
 
 
 def _metadata(content: bytes, path: Path) -> dict[str, str]:

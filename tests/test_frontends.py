@@ -89,7 +89,7 @@ def reference(name: str) -> lfom.Solution:
     return solution
 
 
-def agrees(name: str, path: list[Any], A: np.ndarray, b: np.ndarray) -> None:
+def assert_agrees(name: str, path: list[Any], A: np.ndarray, b: np.ndarray) -> None:
     """Iterates w_1, ..., w_k against the library's residuals of each and its last value."""
     iterates = np.array([np.asarray(w) for w in path])
     assert iterates.shape == (STEPS, D)
@@ -182,7 +182,7 @@ def optax_path(method: lfom.LearnedMethod, gradient: Any, start: Any, steps: int
 def test_the_transformation_runs_the_method_and_starts_again(name: str) -> None:
     A, b = system()
     path = optax_path(made(name), lambda w: A @ w - b, jnp.zeros(D), 2 * STEPS)
-    agrees(name, path[:STEPS], A, b)
+    assert_agrees(name, path[:STEPS], A, b)
     left = made(name).solve(lfom.LinearSystems(A[None], (b - A @ path[STEPS - 1])[None]))
     np.testing.assert_allclose(path[-1], path[STEPS - 1] + left.value[0], rtol=1e-11)
 
@@ -364,7 +364,7 @@ def test_the_lines_in_the_documentation_run_every_structure(name: str, framework
         path = list(here["run_conjugate"](content, M, A_here, b_here, s_here))
     else:
         path = list(here[f"run{ending}"](content, lambda w: b_here - A_here @ w, s_here))
-    agrees(name, path, A, b)
+    assert_agrees(name, path, A, b)
 
 
 @pytest.mark.parametrize("kind", ["sine", "cosine"])

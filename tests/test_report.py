@@ -164,11 +164,18 @@ def test_figures_are_the_same_bytes_every_time(results: Path) -> None:
 
 
 def test_one_value_only_and_only_the_floor(results: Path) -> None:
-    for value in (-60.0, 2.0):
-        folder = write_folder(results / "small", curve("CGD", "none", [value]), small_meta(), [])
+    def drawn(rows: list[Any]) -> str:
+        folder = write_folder(results / "small", rows, small_meta(), [])
         plot_experiment(folder)
-    rows = [row for k in range(40) for row in curve(f"curve number {k}", "none", [0.1 * k, 0.2], runs=2)]
-    plot_experiment(write_folder(results / "small", rows, small_meta(), []))
+        assert (folder / "figure.png").read_bytes().startswith(PNG)
+        return (folder / "figure.svg").read_text()
+
+    figures = [drawn(curve("CGD", "none", [value])) for value in (-60.0, 2.0)]
+    figures.append(
+        drawn([row for k in range(40) for row in curve(f"curve number {k}", "none", [0.1 * k, 0.2], runs=2)])
+    )
+    assert len(set(figures)) == 3
+    assert all("Memory against conjugate gradients" in figure for figure in figures)
 
 
 def test_report_holds_the_numbers_without_script(results: Path) -> None:

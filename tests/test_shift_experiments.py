@@ -19,6 +19,7 @@ from lfom.distributions import GaussianMixture
 from lfom.experiments import EXPERIMENTS, adaptation_shifts, how_many_experts, workbench
 from lfom.experiments.adaptation_shifts import BUDGETS, claims
 from lfom.experiments.drawn import Drawn, Rescaled, drawn
+from lfom.experiments.fixed_batches import asked
 from lfom.experiments.gaussian_mixture_five import component
 from lfom.experiments.how_many_experts import NUMBERS, products, union_optimum, variances
 from lfom.experiments.ridge import Ridge, best_penalty
@@ -143,6 +144,16 @@ def test_ridge_is_ridge_and_its_penalty_is_chosen_on_other_runs() -> None:
         unroll(Ridge(jnp.asarray(0.0)), Examples(prompts.X[0], prompts.y[0]))
     table = np.asarray([[0.0, 5.0, 5.0], [3.0, 3.0, 3.0]])  # (penalties, runs)
     np.testing.assert_array_equal(best_penalty(table), [3.0, 5.0, 5.0])  # run 0 does not get its 0
+
+
+def test_sampled_queries_are_asked_of_their_prompts() -> None:
+    data, keys = LinearRegression(SPECTRUM, 8, noise=0.5), jax.random.split(jax.random.key(0), 1)
+    found, prompts = asked(several(data), keys, 4), draw_prompts(data, keys[0], 4)
+    X, y = np.asarray(prompts.X), np.asarray(prompts.y)
+    np.testing.assert_allclose(found.gram[0], np.einsum("pni,pnj->ijp", X, X) / 8, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found.moment[0], np.einsum("pni,pn->ip", X, y) / 8, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found.probe[0, 0], prompts.query.T, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found.target[0, 0], prompts.target, rtol=1e-4, atol=1e-5)
 
 
 def on_shifts(**values: float) -> OnShifts:

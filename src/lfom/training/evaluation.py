@@ -19,7 +19,7 @@ from lfom.optimum import Optimum, polynomial_answer
 from lfom.problems import Quadratic
 from lfom.threads import in_threads
 from lfom.training.sources import number_of_runs
-from lfom.unroll import Algorithm, Method, losses
+from lfom.unroll import Algorithm, Method, Mixture, losses
 
 FLOOR = -60.0  # what the log of a loss that is zero to rounding is written as
 WORST = 1e-4  # the share of prompts called the worst
@@ -134,15 +134,15 @@ def _sums(structure: Any, arrays: list[Array], active: Array, steps: Array, quad
 def _entries(methods: dict[str, Any]) -> list[_Entry]:
     """Methods that differ only in their numbers and in how many layers they use get one structure."""
     inner = {name: m.method if isinstance(m, PerRun) else m for name, m in methods.items()}
-    layers = {name: m.layers for name, m in inner.items() if isinstance(m, Method)}
+    layers = {name: m.depth for name, m in inner.items() if isinstance(m, Method | Mixture)}
     families: dict[Any, list[str]] = {}
     for name in layers:
-        bare = dataclasses.replace(inner[name], layers=0)
+        bare = _with_layers(inner[name], 0)
         shapes = tuple(leaf.shape for leaf in jax.tree.leaves(eqx.filter(bare, eqx.is_array)))
         families.setdefault((_structure(bare), isinstance(methods[name], PerRun), shapes), []).append(name)
     for names in families.values():
         deepest = max(layers[name] for name in names)
-        inner |= {name: dataclasses.replace(inner[name], layers=deepest) for name in names}
+        inner |= {name: _with_layers(inner[name], deepest) for name in names}
     degree = max((m.depth for m in inner.values() if isinstance(m, Optimum)), default=0)
     found = []
     for name, method in inner.items():
@@ -162,6 +162,13 @@ def _entries(methods: dict[str, Any]) -> list[_Entry]:
         active = (np.arange(depth) < steps).astype(np.float32)
         found.append(_Entry(name, _structure(method), arrays, active, steps))
     return found
+
+
+def _with_layers(method: Method | Mixture, layers: int) -> Any:
+    """The method with that many of its layers in use."""
+    if isinstance(method, Mixture):
+        return dataclasses.replace(method, heads=tuple(_with_layers(head, layers) for head in method.heads))
+    return dataclasses.replace(method, layers=layers)
 
 
 def _structure(method: Any) -> Any:
@@ -258,12 +265,12 @@ def _score(entry: _Entry, parts: list[list[Any]], prompts: int) -> Score:
         np.stack([sum(part[i].astype(np.float64) for part in own)[:steps] for own in parts]) / prompts
         for i in range(2)
     )
-    stderr = np.sqrt(np.maximum(square - mean**2, 0) / prompts)
-    last = np.stack([np.concatenate([part[2] for part in own])[:prompts] for own in parts])
     if not np.isfinite(mean).all():
         run, step = np.argwhere(~np.isfinite(mean))[0]
         raise FloatingPointError(
             f"the loss of {entry.name} is not finite in run {run} after {step} steps: the method diverges "
             "on these prompts. Lower its step sizes, or train it on this distribution."
         )
+    stderr = np.sqrt(np.maximum(square - mean**2, 0) / prompts)
+    last = np.stack([np.concatenate([part[2] for part in own])[:prompts] for own in parts])
     return Score(entry.name, mean, stderr, last, prompts)

@@ -1,0 +1,114 @@
+"""Scores: the compiled programs against the plain mean of losses, and what they share."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lfom import LinearRegression, conjugate_gradient, evaluate, gradient_descent, memformer, nesterov
+from lfom.methods import preconditioned_gradient_descent
+from lfom.optimum import exact_optimum, with_preconditioner
+from lfom.problems import Quadratic
+from lfom.training import PerRun
+from lfom.training.evaluation import _sums, evaluate_on
+from lfom.training.parameters import truncate
+from lfom.training.sources import stack
+from lfom.unroll import losses
+from tests.helpers import draw_prompts, draw_quadratics
+
+SPECTRA, CONTEXT, CHUNK = ([1.0, 0.5], [2.0, 0.25]), 8, 40
+KEY = jax.random.key(3)
+plain_losses = eqx.filter_jit(losses)
+
+
+def methods() -> dict:
+    model = memformer(2, 3, scale=0.2, key=jax.random.key(0))
+    each = [jax.tree.map(lambda a, s=s: s * a, model) for s in (1.0, 0.7)]
+    return {
+        "GD": gradient_descent(0.3, 3),
+        "GD, two steps": truncate(gradient_descent(0.4, 3), 2),
+        "NAG": nesterov(0.2, 0.5, 3),
+        "CGD": conjugate_gradient(2),
+        "model": PerRun(stack(each)),
+        "model, one layer": PerRun(truncate(stack(each), 1)),
+    }
+
+
+def of_run(method: object, run: int) -> object:
+    return jax.tree.map(lambda a: a[run], method.method) if isinstance(method, PerRun) else method
+
+
+def fresh(data: LinearRegression, run: int, index: int) -> Quadratic:
+    return draw_quadratics(data, jax.random.fold_in(jax.random.fold_in(KEY, index), run), CHUNK)
+
+
+def test_scores_are_plain_means_over_the_prompts() -> None:
+    data = [LinearRegression(spectrum, CONTEXT) for spectrum in SPECTRA]
+    found = evaluate(methods(), stack(data), prompts=2 * CHUNK, chunk=CHUNK, key=KEY)
+    for name, method in methods().items():
+        for run, one in enumerate(data):
+            each = [
+                np.asarray(plain_losses(of_run(method, run), fresh(one, run, i)), np.float64)
+                for i in range(2)
+            ]  # type: ignore[arg-type]
+            values = np.concatenate(each, axis=1)
+            mean = values.mean(axis=1)
+            np.testing.assert_allclose(found[name].mean[run], mean, rtol=1e-5, atol=1e-10, err_msg=name)
+            error = values.std(axis=1) / np.sqrt(2 * CHUNK)
+            np.testing.assert_allclose(found[name].stderr[run], error, rtol=1e-3, atol=1e-6, err_msg=name)
+            np.testing.assert_allclose(found[name].last[run], values[-1], rtol=1e-4, atol=1e-7)
+        assert found[name].prompts == 2 * CHUNK
+
+
+def test_a_run_scores_the_same_alone_and_beside_others() -> None:
+    data = [LinearRegression(spectrum, CONTEXT) for spectrum in SPECTRA]
+    method = {"GD": gradient_descent(0.3, 3)}
+    both = evaluate(method, stack(data), prompts=CHUNK, chunk=CHUNK, key=KEY)["GD"]
+    alone = evaluate(method, data[0], prompts=CHUNK, chunk=CHUNK, key=KEY)["GD"]
+    np.testing.assert_array_equal(both.mean[0], alone.mean[0])
+
+
+def test_an_optimum_of_every_run_scores_as_the_descent_that_it_is() -> None:
+    data = [LinearRegression(spectrum, CONTEXT) for spectrum in SPECTRA]
+    inverses = [jnp.diag(1 / jnp.asarray(spectrum)) for spectrum in SPECTRA]
+    known = {depth: exact_optimum(2, CONTEXT, depth) for depth in (1, 3)}
+    compared: dict = {}
+    for depth, one in known.items():
+        sizes = 1 / one.roots.real
+        descents = [preconditioned_gradient_descent(A, sizes, depth) for A in inverses]
+        compared[f"descent {depth}"] = PerRun(stack(descents))
+        compared[f"optimum {depth}"] = PerRun(stack([with_preconditioner(one, A) for A in inverses]))
+    found = evaluate(compared, stack(data), prompts=CHUNK, chunk=CHUNK, key=KEY)
+    for depth in known:
+        ours, theirs = found[f"optimum {depth}"].mean[:, -1], found[f"descent {depth}"].mean[:, -1]
+        np.testing.assert_allclose(ours, theirs, rtol=1e-3)
+
+
+def test_other_numbers_depths_and_runs_compile_nothing() -> None:
+    one = LinearRegression(SPECTRA[0], CONTEXT)
+    evaluate({"GD": gradient_descent(0.3, 3)}, one, prompts=CHUNK, chunk=CHUNK, key=KEY)
+    before = _sums._cache_size()
+    several = {"a": gradient_descent(0.1, 3), "b": truncate(gradient_descent(0.2, 3), 2)}
+    evaluate(several, stack([one] * 3), prompts=3 * CHUNK, chunk=CHUNK, key=KEY)
+    assert _sums._cache_size() == before
+
+
+@pytest.mark.parametrize("prompts", [3, CHUNK, CHUNK + 1])
+def test_given_prompts_are_scored_each_once(prompts: int) -> None:
+    whole = jax.vmap(Quadratic.of, out_axes=-1)(draw_prompts(LinearRegression(SPECTRA[0], CONTEXT), KEY, 50))
+    sets = stack([jax.tree.map(lambda a: a[..., :prompts], whole)] * 2)
+    found = evaluate_on({"GD": gradient_descent(0.3, 3)}, sets, chunk=CHUNK)["GD"]
+    values = np.asarray(
+        plain_losses(gradient_descent(0.3, 3), jax.tree.map(lambda a: a[0], sets)), np.float64
+    )
+    assert found.last.shape == (2, prompts)
+    np.testing.assert_allclose(found.mean, [values.mean(axis=1)] * 2, rtol=1e-5)
+    np.testing.assert_allclose(found.last, [values[-1]] * 2, rtol=1e-4, atol=1e-7)
+
+
+def test_a_method_that_diverges_is_named() -> None:
+    wild = PerRun(stack([gradient_descent(0.3, 3), gradient_descent(1e30, 3)]))
+    data = stack([LinearRegression(SPECTRA[0], CONTEXT)] * 2)
+    with pytest.raises(FloatingPointError, match="the loss of wild is not finite in run 1 after"):
+        evaluate({"wild": wild}, data, prompts=CHUNK, chunk=CHUNK, key=KEY)
