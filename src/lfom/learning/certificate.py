@@ -40,9 +40,23 @@ def certify(
 ) -> Certificate:
     steps = len(alpha)
     reach = tuple(_reach(alpha[:n], gamma[:n], seen[1]) for n in range(1, steps + 1))
-    points = np.linspace(seen[0], seen[1], 4001)
-    contraction = float(np.abs(residual_polynomials(alpha, gamma, points)[-1]).max())
-    return Certificate(reach, seen, exact, contraction)
+    return Certificate(reach, seen, exact, _largest(alpha, gamma, *seen))
+
+
+def _largest(alpha: Sequence[float], gamma: Sequence[float], low: float, high: float) -> float:
+    """max |p| on [low, high]: at an end, or where p' is zero; a grid stands in for lost roots. Rounded up."""
+    points = np.linspace(low, high, 4001)
+    if high > low:
+        roots = _interpolated(alpha, gamma, low, high).deriv().roots().real
+        points = np.concatenate([points, np.clip(roots, low, high)])
+    return float(np.abs(residual_polynomials(alpha, gamma, points)[-1]).max()) * (1 + 1e-9)
+
+
+def _interpolated(alpha: Sequence[float], gamma: Sequence[float], low: float, high: float) -> Chebyshev:
+    """p in the Chebyshev basis: exact, since it is a polynomial of that degree."""
+    return Chebyshev.interpolate(
+        lambda t: residual_polynomials(alpha, gamma, np.asarray(t, float))[-1], len(alpha), domain=[low, high]
+    )
 
 
 def _reach(alpha: Sequence[float], gamma: Sequence[float], typical: float) -> float:
@@ -52,7 +66,7 @@ def _reach(alpha: Sequence[float], gamma: Sequence[float], typical: float) -> fl
     def last(t: np.ndarray) -> np.ndarray:
         return residual_polynomials(alpha, gamma, np.asarray(t, float))[-1]
 
-    p = Chebyshev.interpolate(last, len(alpha), domain=[0, top])  # exact: a polynomial of that degree
+    p = _interpolated(alpha, gamma, 0, top)
     if p.deriv()(0.0) >= 0:
         return 0.0
     roots = np.concatenate([(p - 1).roots(), (p + 1).roots()])
