@@ -1,5 +1,7 @@
 """Scores: the compiled programs against the plain mean of losses, and what they share."""
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -10,8 +12,8 @@ from lfom import LinearRegression, conjugate_gradient, evaluate, gradient_descen
 from lfom.methods import preconditioned_gradient_descent
 from lfom.optimum import exact_optimum, with_preconditioner
 from lfom.problems import Quadratic
-from lfom.training import PerRun
-from lfom.training.evaluation import _sums, evaluate_on
+from lfom.training import PerRun, evaluation
+from lfom.training.evaluation import evaluate_on
 from lfom.training.parameters import truncate
 from lfom.training.sources import stack
 from lfom.unroll import losses
@@ -22,7 +24,7 @@ KEY = jax.random.key(3)
 plain_losses = eqx.filter_jit(losses)
 
 
-def methods() -> dict:
+def methods() -> dict[str, Any]:
     model = memformer(2, 3, scale=0.2, key=jax.random.key(0))
     each = [jax.tree.map(lambda a, s=s: s * a, model) for s in (1.0, 0.7)]
     return {
@@ -35,7 +37,7 @@ def methods() -> dict:
     }
 
 
-def of_run(method: object, run: int) -> object:
+def of_run(method: Any, run: int) -> Any:
     return jax.tree.map(lambda a: a[run], method.method) if isinstance(method, PerRun) else method
 
 
@@ -51,7 +53,7 @@ def test_scores_are_plain_means_over_the_prompts() -> None:
             each = [
                 np.asarray(plain_losses(of_run(method, run), fresh(one, run, i)), np.float64)
                 for i in range(2)
-            ]  # type: ignore[arg-type]
+            ]
             values = np.concatenate(each, axis=1)
             mean = values.mean(axis=1)
             np.testing.assert_allclose(found[name].mean[run], mean, rtol=1e-5, atol=1e-10, err_msg=name)
@@ -88,10 +90,11 @@ def test_an_optimum_of_every_run_scores_as_the_descent_that_it_is() -> None:
 def test_other_numbers_depths_and_runs_compile_nothing() -> None:
     one = LinearRegression(SPECTRA[0], CONTEXT)
     evaluate({"GD": gradient_descent(0.3, 3)}, one, prompts=CHUNK, chunk=CHUNK, key=KEY)
-    before = _sums._cache_size()
+    program: Any = evaluation._sums
+    before = program._cache_size()
     several = {"a": gradient_descent(0.1, 3), "b": truncate(gradient_descent(0.2, 3), 2)}
     evaluate(several, stack([one] * 3), prompts=3 * CHUNK, chunk=CHUNK, key=KEY)
-    assert _sums._cache_size() == before
+    assert program._cache_size() == before
 
 
 @pytest.mark.parametrize("prompts", [3, CHUNK, CHUNK + 1])

@@ -14,7 +14,8 @@ import platform
 import shutil
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from lfom.report.files import write_whole
 from lfom.report.results import COLUMNS
 
 MARK = ".lfom-results"  # a folder with this file is ours to write into
+AT_A_TIME = 2  # experiments
 TRAININGS = {"paper": ("paper",), "converged": ("converged",), "both": ("paper", "converged")}
 
 
@@ -61,27 +63,86 @@ def reproduce(
     prepare_folder(out)
     bench = Workbench(preset, seed, say=say, trainings=TRAININGS[training])
     asked = {"preset": preset, "training": training, "seed": seed}
-    done = []
+    done: dict[str, Done] = {}
+    todo = []
     for name in [n for n in EXPERIMENTS if n in names or not names]:
-        begun = time.perf_counter()
         try:
             if not force and _finished(out / name, asked):
-                done.append(Done(name, "kept", 0.0))
-                continue
-            if say:
-                say(f"experiment {name}")
-            made = _run(name, out / name, bench, asked)
-            done.append(Done(name, "made" if made else "empty", time.perf_counter() - begun))
+                done[name] = Done(name, "kept", 0.0)
+            else:
+                todo.append(name)
         except InputError as error:
-            done.append(Done(name, "failed", time.perf_counter() - begun, str(error)))
-        except Exception as error:
-            write_whole(out / f"{name}.error.txt", traceback.format_exc().encode())
-            text = f"{type(error).__name__}: {error} (all of it in {out / f'{name}.error.txt'})"
-            done.append(Done(name, "failed", time.perf_counter() - begun, text))
-    damaged = [item.name for item in done if item.status == "failed"]
+            done[name] = Done(name, "failed", 0.0, str(error))
+    begun = time.perf_counter()
+    for name, outcome, seconds in _outcomes(todo, bench):
+        added, begun = time.perf_counter() - begun, time.perf_counter()
+        done[name] = _record(name, outcome, out, asked, {"seconds": seconds, "added_seconds": added})
+    damaged = [name for name, item in done.items() if item.status == "failed"]
     with _set_aside(out, damaged):
         write_report(out, order=list(EXPERIMENTS))
-    return done
+    return [done[name] for name in EXPERIMENTS if name in done]
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C. running: whether experiments are still running in threads."""
+
+    def __init__(self, running: bool):
+        super().__init__()
+        self.running = running
+
+
+def _outcomes(names: Sequence[str], bench: Workbench) -> Iterator[tuple[str, Outcome | Exception, float]]:
+    """What each experiment found, or its error, and its seconds; as soon as it has ended. Two run at a
+    time, since compiling leaves cores idle; those that measure time run alone, at the end."""
+    alone = [name for name in names if getattr(_module(name), "ALONE", False)]
+    pool = ThreadPoolExecutor(AT_A_TIME)
+    futures = {pool.submit(_outcome, name, bench): name for name in names if name not in alone}
+    try:
+        left = dict(futures)
+        try:
+            for future in as_completed(futures):
+                yield left.pop(future), *future.result()
+        except KeyboardInterrupt:
+            ended = [future for future in left if future.done() and not future.exception()]
+            for future in ended:
+                yield left.pop(future), *future.result()
+            raise
+        for name in alone:
+            yield name, *_outcome(name, bench)
+    except KeyboardInterrupt:
+        raise Interrupted(any(future.running() for future in futures)) from None
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _outcome(name: str, bench: Workbench) -> tuple[Outcome | Exception, float]:
+    begun = time.perf_counter()
+    bench.say(f"experiment {name}")
+    try:
+        return _module(name).run(bench), time.perf_counter() - begun
+    except Exception as error:
+        return error, time.perf_counter() - begun
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(f"lfom.experiments.{EXPERIMENTS[name]}")
+
+
+def _record(
+    name: str, outcome: Outcome | Exception, out: Path, asked: dict[str, Any], times: dict[str, float]
+) -> Done:
+    """Write what was found, or the error."""
+    try:
+        if isinstance(outcome, Exception):
+            raise outcome
+        made = _write(name, outcome, out / name, asked, times)
+    except InputError as error:
+        return Done(name, "failed", times["seconds"], str(error))
+    except Exception as error:
+        write_whole(out / f"{name}.error.txt", traceback.format_exc().encode())
+        text = f"{type(error).__name__}: {error} (all of it in {out / f'{name}.error.txt'})"
+        return Done(name, "failed", times["seconds"], text)
+    return Done(name, "made" if made else "empty", times["seconds"])
 
 
 def prepare_folder(out: Path) -> None:
@@ -112,11 +173,9 @@ def _finished(folder: Path, asked: dict[str, Any]) -> bool:
     return all(meta.get(key) == value for key, value in asked.items())
 
 
-def _run(name: str, folder: Path, bench: Workbench, asked: dict[str, Any]) -> bool:
-    """Run and write an experiment; False if it has nothing to show for this training."""
-    module = importlib.import_module(f"lfom.experiments.{EXPERIMENTS[name]}")
-    begun = time.perf_counter()
-    outcome: Outcome = module.run(bench)
+def _write(name: str, outcome: Outcome, folder: Path, asked: dict[str, Any], times: dict[str, float]) -> bool:
+    """Write an experiment's results; False if it has nothing to show for this training."""
+    module = _module(name)
     if not outcome.rows:
         return False
     if folder.exists():
@@ -137,7 +196,7 @@ def _run(name: str, folder: Path, bench: Workbench, asked: dict[str, Any]) -> bo
         "x_scale": getattr(module, "X_SCALE", "linear"),
         "main": outcome.main,
         "rows": len(outcome.rows),
-        "seconds": round(time.perf_counter() - begun, 2),
+        **{key: round(value, 2) for key, value in times.items()},
         "version": lfom.__version__,
         "machine": machine(),
         "finished": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

@@ -20,9 +20,8 @@ def in_threads(work: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any
         with jax.enable_x64(double):  # the setting of a `with` block belongs to its thread
             return work(item)
 
-    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-        try:
-            yield from pool.map(in_same_precision, items)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    pool = ThreadPoolExecutor(max_workers=os.cpu_count() or 1)
+    try:
+        yield from pool.map(in_same_precision, items)
+    finally:  # after an error or Ctrl-C nobody waits for what is still running
+        pool.shutdown(wait=False, cancel_futures=True)

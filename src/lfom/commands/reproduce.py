@@ -1,6 +1,7 @@
 """The command `lfom reproduce`: progress, the table of claims, the exit status."""
 
 import json
+import os
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -9,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lfom.experiments import EXPERIMENTS
-from lfom.reproduce import Done, reproduce
+from lfom.reproduce import Done, Interrupted, reproduce
 
 COLOURS = {"holds": "green", "partly": "yellow", "fails": "red"}
 
@@ -23,7 +24,7 @@ def reproduce_command(
     if console.is_terminal:
         console.print(
             f"{count} experiments, preset {preset}. All of them take about 20 minutes on two cores with quick; "
-            "finished ones are kept, and Ctrl-C loses only the one that is running."
+            "finished ones are kept, and Ctrl-C loses only the two that are running."
         )
     with console.status("starting") as status:
 
@@ -32,8 +33,10 @@ def reproduce_command(
 
         try:
             done = reproduce(names, out, preset=preset, training=training, force=force, seed=seed, say=say)
-        except KeyboardInterrupt:
+        except Interrupted as stop:
             console.print(f"stopped; finished experiments are in {out}. Go on with the same command.")
+            if stop.running:
+                os._exit(130)  # threads cannot be stopped, and files are only ever written whole
             return 130
     claims = [
         (item.name, claim)

@@ -19,6 +19,7 @@ SHOWS = (
     "(a batch of 10,000 prompts, Gram matrices given, this machine)."
 )
 TRAINED = "The converged models of the other figures."
+ALONE = True  # it measures time
 X_LABEL = {
     "log_loss": "gradient evaluations",
     "by_operations": "operations per prompt",

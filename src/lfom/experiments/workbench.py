@@ -4,6 +4,7 @@ import csv
 import functools
 import importlib.resources
 import math
+import threading
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -102,12 +103,17 @@ class Workbench:
         self.say = say or (lambda text: None)
         self.trainings = tuple(trainings)
         self._kept: dict[Any, Any] = {}
+        self._locks: dict[Any, Any] = {}
 
     def keep(self, name: Any, make: Callable[[], Any]) -> Any:
-        """make() the first time it is asked for, the same afterwards."""
-        if name not in self._kept:
-            self._kept[name] = make()
-        return self._kept[name]
+        """make() the first time it is asked for, the same afterwards; who asks meanwhile waits for it."""
+        with self._lock(name):
+            if name not in self._kept:
+                self._kept[name] = make()
+            return self._kept[name]
+
+    def _lock(self, name: Any) -> Any:
+        return self._locks.setdefault(name, threading.RLock())
 
     def side_by_side(self, jobs: Sequence[tuple[Any, ...]]) -> None:
         """Make what is kept with a thread for each core: (function, *arguments) each. Compiling and small
@@ -175,6 +181,12 @@ class Workbench:
         self, methods: dict[str, Any], data: Distribution, label: str = "main", prompts: int | None = None
     ) -> dict[str, Score]:
         """Scores on fresh prompts, the same ones for every call with this label."""
+        with self._lock(("scores", label)):
+            return self._scores(methods, data, label, prompts)
+
+    def _scores(
+        self, methods: dict[str, Any], data: Distribution, label: str, prompts: int | None
+    ) -> dict[str, Score]:
         missing = {name: m for name, m in methods.items() if ("score", name, label) not in self._kept}
         if missing:
             self.say(f"scoring {len(missing)} methods ({label})")

@@ -89,7 +89,7 @@ def _run(found: list[Result]) -> str:
     metas = [result.meta for result in found]
     facts = {
         "Experiments": str(len(found)),
-        "Total time": duration(sum(meta.seconds for meta in metas)),
+        "Total time": duration(sum(meta.added_seconds for meta in metas)),
         "Machine": "; ".join(dict.fromkeys(meta.machine for meta in metas)),
         "Preset": ", ".join(dict.fromkeys(meta.preset for meta in metas)),
         "lfom": ", ".join(dict.fromkeys(meta.version for meta in metas)),

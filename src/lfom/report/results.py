@@ -74,7 +74,8 @@ class Meta:
     y_label: str | dict[str, str]
     x_scale: str | dict[str, str]
     main: tuple[str, ...]
-    seconds: float
+    seconds: float  # by itself
+    added_seconds: float  # to the whole run, in which experiments run side by side
     preset: str
     version: str
     machine: str
@@ -192,6 +193,8 @@ def _field(path: Path, where: str, content: dict[str, Any], key: str, read: Call
 def _meta(path: Path) -> tuple[Meta, int | None]:
     """The meta data and, where it says so, how many lines curves.csv must have."""
     content = _json(path, dict)
+    if "seconds" in content:
+        content = {"added_seconds": content["seconds"], **content}
     readers: dict[str, Callable[[Any], Any]] = {
         "experiment": _name,
         "title": _plain,
@@ -204,6 +207,7 @@ def _meta(path: Path) -> tuple[Meta, int | None]:
         "x_scale": _scales,
         "main": _names,
         "seconds": _seconds,
+        "added_seconds": _seconds,
         "preset": _plain,
         "version": _plain,
         "machine": _plain,

@@ -1,10 +1,9 @@
 """Scores on fresh prompts: every step of the trajectory, spread, tails, paired differences."""
 
-import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,6 +17,7 @@ from lfom import checks
 from lfom.optimum import Optimum, polynomial_answer
 from lfom.problems import Quadratic
 from lfom.threads import in_threads
+from lfom.training.parameters import truncate
 from lfom.training.sources import number_of_runs
 from lfom.unroll import Algorithm, Method, Mixture, losses
 
@@ -131,18 +131,18 @@ def _sums(structure: Any, arrays: list[Array], active: Array, steps: Array, quad
     return jnp.sum(values, axis=1), jnp.sum(values**2, axis=1), values[steps]
 
 
-def _entries(methods: dict[str, Any]) -> list[_Entry]:
+def _entries(methods: Mapping[str, Any]) -> list[_Entry]:
     """Methods that differ only in their numbers and in how many layers they use get one structure."""
     inner = {name: m.method if isinstance(m, PerRun) else m for name, m in methods.items()}
     layers = {name: m.depth for name, m in inner.items() if isinstance(m, Method | Mixture)}
     families: dict[Any, list[str]] = {}
     for name in layers:
-        bare = _with_layers(inner[name], 0)
+        bare = truncate(inner[name], 0)
         shapes = tuple(leaf.shape for leaf in jax.tree.leaves(eqx.filter(bare, eqx.is_array)))
         families.setdefault((_structure(bare), isinstance(methods[name], PerRun), shapes), []).append(name)
     for names in families.values():
         deepest = max(layers[name] for name in names)
-        inner |= {name: _with_layers(inner[name], deepest) for name in names}
+        inner |= {name: truncate(inner[name], deepest) for name in names}
     degree = max((m.depth for m in inner.values() if isinstance(m, Optimum)), default=0)
     found = []
     for name, method in inner.items():
@@ -164,20 +164,13 @@ def _entries(methods: dict[str, Any]) -> list[_Entry]:
     return found
 
 
-def _with_layers(method: Method | Mixture, layers: int) -> Any:
-    """The method with that many of its layers in use."""
-    if isinstance(method, Mixture):
-        return dataclasses.replace(method, heads=tuple(_with_layers(head, layers) for head in method.heads))
-    return dataclasses.replace(method, layers=layers)
-
-
 def _structure(method: Any) -> Any:
     leaves, treedef = jax.tree.flatten(method)
     return treedef, tuple(None if eqx.is_array(leaf) else leaf for leaf in leaves)
 
 
 def evaluate(
-    methods: dict[str, Algorithm | Optimum | PerRun],
+    methods: Mapping[str, Algorithm | Optimum | PerRun],
     data: Any,
     *,
     prompts: int = 200_000,
@@ -210,7 +203,7 @@ def _draw(source: Any, key: Array, index: Array, run: Array, chunk: int) -> Quad
     return source.quadratics(jax.random.fold_in(jax.random.fold_in(key, index), run), chunk)
 
 
-def evaluate_on(methods: dict[str, Any], sets: Quadratic, chunk: int = 2_000) -> dict[str, Score]:
+def evaluate_on(methods: Mapping[str, Any], sets: Quadratic, chunk: int = 2_000) -> dict[str, Score]:
     """Score every method on given prompts, which are not fresh: sets (runs, ..., prompts)."""
     whole = jax.tree.map(np.asarray, sets)
     runs, *_, prompts = whole.moment.shape
@@ -228,7 +221,7 @@ def evaluate_on(methods: dict[str, Any], sets: Quadratic, chunk: int = 2_000) ->
 
 
 def _scores(
-    methods: dict[str, Any],
+    methods: Mapping[str, Any],
     draw: Callable[[int, int], Quadratic],
     runs: int,
     chunks: int,
