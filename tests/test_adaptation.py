@@ -11,7 +11,8 @@ import pytest
 
 import lfom
 from lfom import InputError, Mixture, PerPrompt, PerRun, Prompt, adapt, memformer, mixture, run
-from lfom.adaptation.held_out import context_error, fold_size, hold_out
+from lfom.adaptation import held_out
+from lfom.adaptation.held_out import asked_tokens, context_error, fold_size, folds_in_turn
 from lfom.adaptation.per_prompt import context_question, solve, starts
 from lfom.memories import Forget
 from lfom.preconditioners import Full
@@ -22,6 +23,7 @@ from lfom.unroll import Method
 from tests.helpers import draw_prompts, gd_reader, linear_memories, make_batch, make_prompt, relative
 
 D, N, DEPTH = 3, 8, 2
+hold_out = eqx.filter_jit(held_out.hold_out)
 
 
 def heads(prompt: Prompt, depth: int = DEPTH) -> list[Method]:
@@ -53,6 +55,33 @@ def test_folds_do_not_see_what_they_ask_for(size: int, x64: None) -> None:
         np.testing.assert_allclose(found.probe[: len(asked), :, fold], X[asked])
         np.testing.assert_allclose(found.target[: len(asked), fold], y[asked])
         assert not np.asarray(found.probe[len(asked) :, :, fold]).any()
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_chosen_folds_are_those_of_all_folds(size: int) -> None:
+    rng = np.random.default_rng(0)
+    X, y = jnp.asarray(rng.normal(size=(7, 3, 5))), jnp.asarray(rng.normal(size=(7, 5)))
+    every = hold_out(X, y, size)
+    chosen = rng.integers(0, -(-7 // size), (2, 5))
+    for ours, all_of_it in zip(
+        jax.tree.leaves(hold_out(X, y, size, jnp.asarray(chosen))), jax.tree.leaves(every), strict=True
+    ):
+        for each, prompt in np.ndindex(2, 5):
+            wanted = np.asarray(all_of_it)[..., chosen[each, prompt], prompt]
+            np.testing.assert_allclose(np.asarray(ours)[..., each, prompt], wanted, rtol=1e-5, atol=1e-6)
+    assert asked_tokens(5, 7, size, chosen) == np.minimum(size, 7 - chosen * size).sum()
+
+
+def test_of_many_prompts_each_asks_for_some_of_its_examples_in_turn() -> None:
+    assert folds_in_turn(100, 20, 1) is None  # few: every example
+    assert asked_tokens(100, 20, 1, None) == 2_000
+    few = folds_in_turn(2_000, 20, 1)
+    assert few is not None
+    assert few.shape == (4, 2_000)
+    assert all(len(set(column)) == 4 for column in few.T)
+    many = folds_in_turn(20_000, 20, 1)
+    assert many is not None
+    np.testing.assert_array_equal(np.bincount(many[0]), [1_000] * 20)
 
 
 def test_the_context_error_is_that_of_running_without_the_token(x64: None) -> None:

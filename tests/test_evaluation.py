@@ -15,7 +15,7 @@ from lfom.problems import Quadratic
 from lfom.training import PerRun, evaluation
 from lfom.training.evaluation import evaluate_on
 from lfom.training.parameters import truncate
-from lfom.training.sources import stack
+from lfom.trees import stack
 from lfom.unroll import losses
 from tests.helpers import draw_prompts, draw_quadratics
 

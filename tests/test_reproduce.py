@@ -2,6 +2,8 @@
 
 import json
 import sys
+import threading
+import time
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -87,6 +89,39 @@ def test_an_interrupted_reproduction_goes_on(experiments: Any, tmp_path: Path) -
     assert answer.exit_code == 130
     experiments["second"] = plain
     assert statuses(reproduce(out=out)) == {"first": "kept", "second": "made"}
+
+
+def test_experiments_run_side_by_side_and_share_what_they_train(experiments: Any, tmp_path: Path) -> None:
+    made, both = [], threading.Barrier(2, timeout=30)
+
+    def meets(bench: Any) -> Outcome:
+        both.wait()  # breaks if they run one after the other
+        bench.keep("model", lambda: made.append(1))
+        return outcome()
+
+    experiments["first"] = experiments["second"] = meets
+    assert statuses(reproduce(out=tmp_path)) == {"first": "made", "second": "made"}
+    assert made == [1]
+    metas = [json.loads((tmp_path / name / "meta.json").read_text()) for name in ("first", "second")]
+    assert all(meta["added_seconds"] >= 0 for meta in metas)
+
+
+def test_what_measures_time_runs_alone(experiments: Any, tmp_path: Path) -> None:
+    running: list[str] = []
+
+    def watched(name: str) -> Callable[[Any], Outcome]:
+        def run(bench: Any) -> Outcome:
+            assert "first" not in running
+            running.append(name)
+            time.sleep(0.05)
+            running.remove(name)
+            return outcome()
+
+        return run
+
+    sys.modules["lfom.experiments.first"].ALONE = True  # type: ignore[attr-defined]
+    experiments |= {name: watched(name) for name in ("first", "second")}
+    assert statuses(reproduce(out=tmp_path)) == {"first": "made", "second": "made"}
 
 
 def test_an_experiment_with_nothing_to_show_is_no_failure(experiments: Any, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from lfom.problems import Quadratic
 from lfom.training.adam import clip_groups
 from lfom.training.direct import jacobian
 from lfom.training.parameters import parameters
-from lfom.training.sources import stack
+from lfom.trees import stack
 from lfom.unroll import last_residual
 from tests.helpers import make_batch
 

@@ -29,7 +29,7 @@ from lfom.prompts import Prompt, prompt_from_arrays
 from lfom.threads import in_threads
 from lfom.training.evaluation import PerRun
 from lfom.training.parameters import KINDS, parameters
-from lfom.training.sources import stack
+from lfom.trees import stack, take
 from lfom.unroll import Algorithm, Mixture
 
 SETTINGS = ("labelled", "label-free", "per prompt")
@@ -275,7 +275,7 @@ def _models(model: Algorithm | PerRun) -> list[Any]:
     if not isinstance(model, PerRun):
         return [model]
     runs = jax.tree.leaves(eqx.filter(model.method, eqx.is_array))[0].shape[0]
-    return [jax.tree.map(lambda a: a[run] if eqx.is_array(a) else a, model.method) for run in range(runs)]
+    return [take(model.method, run) for run in range(runs)]
 
 
 def _arrays(prompts: Prompt, runs: int | None) -> tuple[np.ndarray, ...]:

@@ -154,7 +154,10 @@ def fit_shared(
     history: list[dict[str, Any]] = []
     loss: np.ndarray | None = None
     for step in range(budget.steps + 1):
-        found = total_losses(model, candidates, judging)
+        if loss is None:
+            found = total_losses(model, candidates, judging)
+        else:  # the first is where the last step ended
+            found = np.column_stack([loss, total_losses(model, candidates[:, 1:], judging)])
         first, best = found[:, 0], found.argmin(axis=1)
         vectors = np.take_along_axis(candidates, best[:, None, None], axis=1)[:, 0]
         loss, before = found.min(axis=1), first if loss is None else loss

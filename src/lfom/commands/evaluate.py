@@ -21,7 +21,7 @@ from lfom.optimum import Optimum, exact_optimum, sampled_optimum, with_precondit
 from lfom.training.checkpoints import Checkpoint, load
 from lfom.training.configuration import Configuration, seed_number
 from lfom.training.evaluation import PerRun, Progress, Score, evaluate
-from lfom.training.sources import stack
+from lfom.trees import stack
 
 NAMES = {"exact optimum": "optimum", "sampled optimum": "optimum", "preconditioned CGD": "PCGD"}  # in tables
 

@@ -27,10 +27,10 @@ from lfom.experiments.shifted import (
     repeated,
     shifted_data,
     single_models,
-    taken,
 )
 from lfom.experiments.workbench import Claim, Outcome, Row, Workbench, verdict
 from lfom.training import PerRun
+from lfom.trees import take
 from lfom.unroll import losses
 
 TITLE = "Out of distribution: adaptation, and what makes it unnecessary"
@@ -50,7 +50,7 @@ TRAINED = (
     "data scaled, so the expert of v is exactly the same model with A / v. Union: variances log-uniform from 0.25 "
     "to 16, labels of the same variance at each; no polynomial of degree four is small on all these eigenvalues, "
     "so its loss is what four layers allow. Normalised: the same on prompts divided by their own scale. Adaptation: "
-    "6,000 prompts per run and shift, with the labels of their queries, or without: then one example of every context, "
+    "4,096 prompts per run and shift, with the labels of their queries, or without: then one example of every context, "
     "another one in the next, is held out and stands for the query; 8 steps; scored on other prompts. Per prompt: 4 steps. "
     "Ridge's penalty is chosen on the other runs."
 )
@@ -117,7 +117,7 @@ def against_budget(bench: Workbench) -> list[Row]:
     runs, count = bench.runs, bench.preset.prompts // 50
     places = [PLACES.index(place) for place in BUDGET_PLACES]
     index = np.concatenate([np.arange(at * runs, (at + 1) * runs) for at in places])
-    data = taken(shifted_data(bench), index)
+    data = take(shifted_data(bench), index)
     many = repeated(experts_of(bench, EXPERTS), len(places))
     adapt_keys, keys = (
         jax.random.split(bench.stream(name, "budget"), len(index)) for name in ("adapt", "score")

@@ -9,6 +9,7 @@ import numpy as np
 from lfom.experiments.adaptive_methods import claim as adaptive_claim
 from lfom.experiments.workbench import DEPTHS, Claim, Outcome, Row, Workbench, verdict
 from lfom.methods import conjugate_gradient, momentum
+from lfom.trees import take
 from lfom.unroll import unroll
 
 TITLE = "Accuracy against gradient evaluations, operations and time"
@@ -65,7 +66,7 @@ def run(bench: Workbench) -> Outcome:
     learned = ("Linear Transformer", "Memformer", "Conjugate register", "Linear Transformer, GD++")
     found = bench.all_scores([(name, "converged") for name in learned], data)
     curves |= {name: found[name, "converged"] for name in learned}
-    sample = jax.tree.map(lambda a: a[0], data).quadratics(bench.stream("time"), 10_000)
+    sample = take(data, 0).quadratics(bench.stream("time"), 10_000)
     rows, best_ops, best_time = [], {}, {}
     for name, scores in curves.items():
         training = "converged" if name in learned else "none"

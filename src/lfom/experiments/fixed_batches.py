@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from lfom.distributions import LinearRegression
@@ -15,6 +14,7 @@ from lfom.methods import conjugate_gradient
 from lfom.problems import Quadratic
 from lfom.training import Adam, LeastSquares, Score, evaluate, fit
 from lfom.training.evaluation import evaluate_on
+from lfom.trees import concatenate, take
 from lfom.unroll import Algorithm
 
 ROUNDING = 1e-12  # relative to the loss of w = 0: below this, single precision says no more than zero
@@ -69,7 +69,7 @@ def train_on_sets(
     runs, largest = bench.runs, max(sizes)
     bench.say(f"training on sets of {', '.join(map(str, sizes))} prompts ({training}, {label})")
     sets = training_sets(bench, data, sizes, label)
-    items = [jax.tree.map(lambda a, i=i: a[i], sets) for i in range(runs * len(sizes))]
+    items = [take(sets, i) for i in range(runs * len(sizes))]
     if optimiser is None:
         optimiser = LeastSquares(hold_out=0, passes=(15, 1))
     if training == "paper":
@@ -80,7 +80,7 @@ def train_on_sets(
     methods["CGD"] = conjugate_gradient(max(depths))
     own = scores_on_sets(methods, sets, sizes, runs)
     bench.say(f"scoring models trained on sets ({training}, {label})")
-    many = jax.tree.map(lambda a: jnp.concatenate([a] * len(sizes)), data)
+    many = concatenate([data] * len(sizes))
     key = bench.stream("score sets", label)
     new = evaluate(methods, many, prompts=prompts or bench.preset.prompts // 10, key=key)
 
@@ -106,8 +106,7 @@ def training_sets(bench: Workbench, data: LinearRegression, sizes: Sequence[int]
     """Prompts with one sampled query each: sizes and runs on the leading axis, prompts on the last."""
     largest = max(sizes)
     whole = asked(data, jax.random.split(bench.stream("fixed set", label), bench.runs), largest)
-    repeat = [jnp.arange(largest) % size for size in sizes]
-    return jax.tree.map(lambda a: jnp.concatenate([a[..., places] for places in repeat]), whole)
+    return concatenate([take(whole, (..., np.arange(largest) % size)) for size in sizes])
 
 
 def scores_on_sets(

@@ -14,6 +14,7 @@ from lfom.memformer import mixture
 from lfom.problems import Quadratic
 from lfom.training import Fit, LeastSquares, Score, State, fit
 from lfom.training.parameters import parameters
+from lfom.trees import take
 
 ADAPTATION = 1_000  # prompts, with the labels of their queries, that gates are fitted on
 
@@ -37,7 +38,7 @@ def fit_gates(
             whole = mixture([known.build(jnp.asarray(one.vectors[run, at])) for one in experts])
             start.append(np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(whole)]))
     assert whole is not None
-    items = [jax.tree.map(lambda a, run=run: a[run], prompts) for run in range(runs)]
+    items = [take(prompts, run) for run in range(runs)]
     vectors = np.stack(start).reshape(runs, depths, -1)
     return fit(
         whole,

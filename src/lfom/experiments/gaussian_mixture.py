@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
@@ -18,6 +17,7 @@ from lfom.memformer import memformer, mixture
 from lfom.methods import conjugate_gradient
 from lfom.prompts import Prompt
 from lfom.training import LeastSquares, PerRun, Score, evaluate, fit
+from lfom.trees import concatenate, stack
 
 MEANS, VARIANCES, WEIGHTS = (2.5, 0.0, -1.0), (0.5, 1.0, 2.0), (0.2, 0.3, 0.5)
 NAMES = ("N(2.5,0.5)", "N(0,1)", "N(-1,2)")
@@ -39,7 +39,7 @@ class Adapted:
 def mixture_data(runs: int) -> GaussianMixture:
     """The mixture of the authors' code, as often as there are runs."""
     one = GaussianMixture([[m] for m in MEANS], VARIANCES, WEIGHTS, CONTEXT, weight_variance="same")
-    return jax.tree.map(lambda a: jnp.stack([a] * runs), one)
+    return stack([one] * runs)
 
 
 def adapted(bench: Workbench, curve: str) -> Adapted:
@@ -48,7 +48,7 @@ def adapted(bench: Workbench, curve: str) -> Adapted:
     def make() -> Adapted:
         runs, data = bench.runs, mixture_data(bench.runs)
         each = [jax.vmap(lambda one, m=m: one.component(m))(data) for m in range(3)]
-        components = jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *each)
+        components = concatenate(each)
         bench.say(f"training experts: {curve} (d = 1)")
         model = memformer(1, max(DEPTHS), key=jax.random.fold_in(bench.key, 11), **MODELS[curve])
         optimiser = LeastSquares(last=4_000, passes=(25, 3), every_matrix=False)
@@ -67,7 +67,7 @@ def adapted(bench: Workbench, curve: str) -> Adapted:
         contexts = draw(data, jax.random.split(bench.stream("contexts", "mixture"), runs))
         for d in DEPTHS:
             whole = [mixture([one.model(run, d) for one in experts]) for run in range(runs)]
-            many = PerRun(jax.tree.map(lambda *arrays: jnp.stack(arrays), *whole))
+            many = PerRun(stack(whole))
             methods[f"{LABEL_FREE}|{d}"] = adapt(many, contexts, setting="label-free").model
         methods["CGD"] = conjugate_gradient(max(DEPTHS))
         count, key = bench.preset.prompts // 10, bench.stream("score", "mixture")

@@ -24,6 +24,7 @@ from lfom.experiments.workbench import CONTEXT, MODELS, Claim, Row, Workbench, v
 from lfom.memformer import memformer, mixture
 from lfom.methods import conjugate_gradient
 from lfom.training import LeastSquares, PerRun, evaluate, fit
+from lfom.trees import stack
 
 D, DEPTH, NOISES = 5, 4, (0.0, 0.1)
 MEASURE = "five_dimensions"
@@ -35,7 +36,7 @@ Y_LABEL = {
 }
 X_SCALE = {"log_loss": "linear", MEASURE: "linear"}
 TRAINED = (
-    "d = 5: experts for each component, run and noise; 6,000 adaptation prompts, without labels one example of each "
+    "d = 5: experts for each component, run and noise; 4,096 adaptation prompts, without labels one example of each "
     "context is held out, another one in the next; ridge's penalty is chosen on the other runs."
 )
 RIGHT, HARD = "right expert alone", "best expert per prompt"
@@ -76,7 +77,7 @@ def in_five(bench: Workbench, curve: str = "Memformer, own 1") -> InFive:
         data, runs = mixtures_in_five(bench), bench.runs
         groups = len(data)
         each = [component(one, m) for m in range(3) for one in data]
-        components = jax.tree.map(lambda *arrays: jnp.stack(arrays), *each)
+        components = stack(each)
         bench.say(f"training experts: {curve} (mixture, d = 5)")
         model = memformer(D, DEPTH, key=jax.random.fold_in(bench.key, 11), **MODELS[curve])
         last = int(6_000 * bench.preset.least_squares)
@@ -86,8 +87,7 @@ def in_five(bench: Workbench, curve: str = "Memformer, own 1") -> InFive:
         keys = jax.random.split(bench.stream("adapt five"), groups)
         bench.say(f"adapting gates: {curve} (mixture, d = 5)")
         methods: dict[str, Any] = {UNADAPTED: many}
-        mixtures = jax.tree.map(lambda *arrays: jnp.stack(arrays), *data)
-        methods |= adapted_gates(many, mixtures, keys, [CONTEXT] * len(NOISES))
+        methods |= adapted_gates(many, stack(data), keys, [CONTEXT] * len(NOISES))
         methods = {name: repeated(one, 3) for name, one in methods.items()}
         whole = methods[UNADAPTED].method
         methods |= {OWN_GATES: PerRun(PerPrompt(whole)), HARD: PerRun(PerPrompt(whole, 0))}

@@ -28,6 +28,7 @@ from lfom.experiments.workbench import CONTEXT, Claim, Outcome, Row, Workbench, 
 from lfom.methods import conjugate_gradient
 from lfom.shifts import RandomScale
 from lfom.training import PerRun, evaluate
+from lfom.trees import stack
 from lfom.unroll import losses
 
 TITLE = "How many experts"
@@ -118,7 +119,7 @@ def best_experts(bench: Workbench, data: Any, keys: Any, count: int) -> dict[int
     error on its own context."""
     every = [v for number in NUMBERS for v in variances(number)]
     each = [scaled(base_model(bench), v).per_run(DEPTH).method for v in every]
-    experts = jax.tree.map(lambda *arrays: jnp.stack(arrays, axis=1), *each)
+    experts = stack(each, axis=1)
     errors, found = (np.asarray(a, np.float64) for a in expert_losses(experts, data, keys, count))
     table, first = {}, 0
     for number in NUMBERS:

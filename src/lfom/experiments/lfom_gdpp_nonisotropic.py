@@ -1,6 +1,5 @@
 """Figure lfom_gdpp_nonisotropic: GD++, which also rewrites the covariates (B not 0)."""
 
-import jax
 import numpy as np
 
 from lfom.distributions import LinearRegression
@@ -18,6 +17,7 @@ from lfom.experiments.workbench import (
     values,
     verdict,
 )
+from lfom.trees import take
 
 TITLE = "GD++: Memformer and Linear Transformer that rewrite covariates"
 SECTION = "3.3, Figure lfom_gdpp_nonisotropic"
@@ -104,7 +104,7 @@ def _neumann(bench: Workbench, data: LinearRegression) -> Claim:
     fit = bench.trained("Memformer, GD++", "paper", data)
     found = []
     for run in range(fit.runs):
-        root = np.asarray(jax.tree.map(lambda a, run=run: a[run], data).root)
+        root = np.asarray(take(data, run).root)
         model = fit.model(run, 4)
         for layer in range(3):  # the last layer's B is never read
             B = np.asarray(model.reader.B.matrix(layer, 5))

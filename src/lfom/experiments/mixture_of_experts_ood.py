@@ -4,8 +4,6 @@ import dataclasses
 import math
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from lfom.experiments.gates import (
@@ -32,6 +30,7 @@ from lfom.experiments.workbench import (
 )
 from lfom.methods import conjugate_gradient
 from lfom.training import Score, evaluate
+from lfom.trees import concatenate
 
 TITLE = "Mixture of experts on unseen variances"
 SECTION = "4.2, Figure mixture_of_experts_ood"
@@ -68,7 +67,7 @@ def run(bench: Workbench) -> Outcome:
     of_each = np.concatenate([scaled(trained, v).vectors for v in all_variances])
     ideal = dataclasses.replace(trained, vectors=of_each)  # on every variance the expert of that variance
     parts = [bench.data(variance=v, weight_variance=v * v) for v in all_variances]
-    data = jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *parts)
+    data = concatenate(parts)
     bench.say("fitting gates (variances)")
     prompts = adaptation_prompts(data, bench.stream("adapt", "variances"))
     gated = fit_gates(bench, list(experts.values()), prompts)

@@ -24,6 +24,7 @@ from lfom.shifts import RandomScale, turn
 from lfom.threads import in_threads
 from lfom.training import Fit, LeastSquares, PerRun, Score, evaluate, fit
 from lfom.training.parameters import parameters
+from lfom.trees import concatenate, stack, take
 
 EXPERTS = (1.0, 2.0, 3.0)  # the variances that they are trained for
 DEPTH, LOWEST, HIGHEST = 4, 0.25, 16.0
@@ -39,7 +40,7 @@ PLACES = [(family, x) for family, xs in SHIFTS.items() for x in xs]
 UNSHIFTED = {"angle": 0.0, "power": 1.0, "noise": 0.0, "length": float(CONTEXT)}  # these are variance 1
 LENGTHS = [int(x) if family == "length" else CONTEXT for family, x in PLACES]
 MOST = int(max(SHIFTS["length"]))
-LABELS, STEPS = 6_000, 8  # adaptation prompts for every run and shift; least-squares steps
+LABELS, STEPS = 4_096, 8  # adaptation prompts for every run and shift; least-squares steps
 UNADAPTED, WITH_LABELS, LABEL_FREE, OWN_GATES = (
     "gates, unadapted",
     "gates, labelled",
@@ -82,7 +83,7 @@ def shifted_data(bench: Workbench) -> Drawn:
                 most=MOST,
             )
         )
-    return jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *parts)
+    return concatenate(parts)
 
 
 def base_model(bench: Workbench) -> Fit:
@@ -110,16 +111,11 @@ def experts_of(bench: Workbench, variances: tuple[float, ...]) -> PerRun:
 
 
 def stacked(models: list[Any]) -> PerRun:
-    return PerRun(jax.tree.map(lambda *arrays: jnp.stack(arrays), *models))
-
-
-def taken(method: Any, index: Any) -> Any:
-    """Some of the runs of a PerRun method, a distribution or prompts."""
-    return jax.tree.map(lambda a: a[index], method)
+    return PerRun(stack(models))
 
 
 def repeated(method: PerRun, times: int) -> PerRun:
-    return PerRun(jax.tree.map(lambda a: jnp.concatenate([a] * times), method.method))
+    return PerRun(concatenate([method.method] * times))
 
 
 def union_data(bench: Workbench, *, normalised: bool = False) -> Rescaled:
@@ -137,13 +133,13 @@ def single_models(bench: Workbench) -> dict[str, PerRun]:
 
     def make() -> dict[str, PerRun]:
         parts = [union_data(bench), union_data(bench, normalised=True)]
-        data = jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *parts)
+        data = concatenate(parts)
         bench.say("training on the union of variances, and on normalised prompts")
         model = memformer(5, DEPTH, key=jax.random.fold_in(bench.key, 11), **MODELS["Memformer, own 1"])
         last = int(20_000 * bench.preset.least_squares)
         squares = LeastSquares(first=4_000, last=last, passes=(15, 2), every_matrix=False)
         both = fit(model, data, key=bench.stream("train", "rescaled"), optimiser=squares).per_run()
-        union, plain = taken(both, slice(0, bench.runs)), taken(both, slice(bench.runs, None))
+        union, plain = take(both, slice(0, bench.runs)), take(both, slice(bench.runs, None))
         normalised = eqx.tree_at(lambda m: m.reader, plain.method, replace_fn=Normalised)
         return {
             "one expert": base_model(bench).per_run(DEPTH),
@@ -174,17 +170,14 @@ def adapted_gates(
 
     def one(group: int) -> list[PerRun]:
         index, n = slice(group * runs, (group + 1) * runs), lengths[group]
-        drawn_here = draw(taken(data, index), keys[index], LABELS)
+        drawn_here = draw(take(data, index), keys[index], LABELS)
         X, y = drawn_here.X[:, :, :n], drawn_here.y[:, :, :n]
         prompts = Prompt(X, y, drawn_here.query, drawn_here.target)
-        own = taken(many, index)
+        own = take(many, index)
         return [adapt(own, prompts, setting=setting, steps=steps).model for setting in names.values()]
 
     found = [one(0), *in_threads(one, range(1, len(lengths)))]
-    return {
-        name: jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *each)
-        for name, each in zip(names, zip(*found, strict=True), strict=True)
-    }
+    return {name: concatenate(each) for name, each in zip(names, zip(*found, strict=True), strict=True)}
 
 
 def relative(score: Score) -> np.ndarray:

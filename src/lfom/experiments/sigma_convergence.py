@@ -10,6 +10,7 @@ from lfom.experiments.workbench import Claim, Outcome, Row, Workbench, distance_
 from lfom.memformer import linear_transformer
 from lfom.training import Adam, State, fit
 from lfom.training.parameters import parameters
+from lfom.trees import take
 
 TITLE = "A_l converges to a multiple of the inverse covariance"
 SECTION = "Appendix D, Figures sigma_a0 to sigma_a2"
@@ -30,7 +31,7 @@ def distances(bench: Workbench, vectors: np.ndarray, model: Any) -> np.ndarray:
     build, data = parameters(model).build, bench.data()
     found = []
     for run in range(bench.runs):
-        root = np.asarray(jax.tree.map(lambda a, run=run: a[run], data).root)
+        root = np.asarray(take(data, run).root)
         trained = build(jnp.asarray(vectors[run, 0]))
         A = [np.asarray(trained.reader.A.matrix(layer, root.shape[0])) for layer in range(LAYERS)]
         found.append([distance_to_identity(root @ a @ root.T) for a in A])

@@ -31,6 +31,7 @@ from lfom.report.results import Claim, Row
 from lfom.threads import in_threads
 from lfom.training import Adam, Fit, LeastSquares, PerRun, Score, evaluate, fit
 from lfom.training.parameters import truncate
+from lfom.trees import take
 from lfom.tuning import tune_each
 
 DEPTHS = (1, 2, 3, 4)
@@ -262,7 +263,7 @@ class Workbench:
             methods["NAG"] = nesterov(eta * n, beta, deepest)
             eta, beta = APPENDIX_B["momentum"]
             methods["Momentum GD"] = momentum(eta * n, beta, deepest)
-            sample = _sample(jax.tree.map(lambda a: a[0], data), self.stream("tune", label))
+            sample = _sample(take(data, 0), self.stream("tune", label))
             for name, build, count in TUNED:
                 for depth, tuned in tune_each(build, sample, steps=depths, parameters=count).items():
                     longest = build(*tuned.parameters, deepest)  # all of one shape: scored as one group
@@ -281,8 +282,7 @@ class Workbench:
         """The exact optimum without preconditioner: the same for all rotations."""
 
         def make() -> dict[int, Any]:
-            one = jax.tree.map(lambda a: a[0], data)
-            return sampled_optima(one, depths, self.stream("optimum"), prompts=400_000)
+            return sampled_optima(take(data, 0), depths, self.stream("optimum"), prompts=400_000)
 
         return self.keep(("plain optimum", tuple(depths)), make)
 

@@ -20,8 +20,8 @@ from lfom.training.adam import Adam
 from lfom.training.fitting import LEAST_SQUARES_UP_TO, plan
 from lfom.training.least_squares import LeastSquares
 from lfom.training.parameters import parameters
-from lfom.training.sources import stack
 from lfom.training.state import Phase
+from lfom.trees import stack
 from lfom.unroll import Method
 
 OPTIMISERS = {"least-squares": LeastSquares, "adam": Adam}

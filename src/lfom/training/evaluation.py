@@ -19,6 +19,7 @@ from lfom.problems import Quadratic
 from lfom.threads import in_threads
 from lfom.training.parameters import truncate
 from lfom.training.sources import number_of_runs
+from lfom.trees import take
 from lfom.unroll import Algorithm, Method, Mixture, losses
 
 FLOOR = -60.0  # what the log of a loss that is zero to rounding is written as
@@ -186,10 +187,7 @@ def evaluate(
     prompts = checks.count("prompts", prompts)
     chunk = min(chunk, prompts)
     runs = number_of_runs(data)
-    arrays = jax.tree.map(np.asarray, data)
-    sources = [jax.tree.map(lambda a: jnp.asarray(a[run]), arrays) for run in range(runs)] or [
-        jax.tree.map(jnp.asarray, arrays)
-    ]
+    sources = [take(data, run) for run in range(runs)] or [take(data, ...)]
 
     def draw(run: int, index: int) -> Quadratic:
         return _draw(sources[run], key, index, run, chunk)

@@ -35,6 +35,7 @@ from lfom.training.parameters import (
 )
 from lfom.training.sources import sources
 from lfom.training.state import Phase, Setting, State, Tick, Watch
+from lfom.trees import stack, take
 from lfom.unroll import Algorithm
 
 LEAST_SQUARES_UP_TO = 1_500  # parameters: beyond this J^T J is too large, and Adam is used
@@ -61,14 +62,14 @@ class Fit:
     def per_run(self, depth: int | None = None) -> PerRun:
         """The models of one depth for all runs, as `evaluate` takes them."""
         models = [self._pick(run, depth) for run in range(self.runs)]
-        return PerRun(jax.tree.map(lambda *arrays: jnp.stack(arrays), *models))
+        return PerRun(stack(models))
 
     def _pick(self, run: int, depth: int | None) -> Any:
         depth = self.depths[-1] if depth is None else depth
         if depth not in self.depths:
             raise InputError(f"depth is {depth}: this fit has the depths {list(self.depths)}.")
         vector = self.vectors[run, self.depths.index(depth)]
-        return truncate(parameters(self.template).build(jnp.asarray(vector)), depth)
+        return truncate(take(parameters(self.template).build(vector), ...), depth)
 
 
 def fit(

@@ -12,16 +12,13 @@ from lfom.checks import InputError, count
 from lfom.distributions import Distribution
 from lfom.problems import Quadratic
 from lfom.prompts import Prompt
+from lfom.trees import stack, take
 
 
 def number_of_runs(data: Distribution) -> int:
     """How many distributions are stacked in `data`; 0 if it is a single one."""
     spectrum = data.spectrum  # type: ignore[attr-defined]
     return int(spectrum.shape[0]) if spectrum.ndim == 2 else 0
-
-
-def stack(items: list[Any]) -> Any:
-    return jax.tree.map(lambda *arrays: jnp.stack(arrays), *items)
 
 
 class Fresh(eqx.Module):
@@ -101,7 +98,7 @@ def sources(data: Any, *, chunk: int, hold_out: float) -> Fresh | Fixed:
     if isinstance(first, Distribution):
         if items is not None:
             return Fresh(stack(list(items)), chunk)
-        return Fresh(data if number_of_runs(data) else jax.tree.map(lambda a: a[None], data), chunk)
+        return Fresh(data if number_of_runs(data) else take(data, None), chunk)
     sets = [_as_quadratics(item) for item in (items if items is not None else [data])]
     return _fixed(sets, chunk, hold_out)
 
