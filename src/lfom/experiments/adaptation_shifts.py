@@ -125,11 +125,12 @@ def against_budget(bench: Workbench) -> list[Row]:
     lengths = [LENGTHS[at] for at in places]
     bench.say("adapting gates with several budgets")
     found: dict[tuple[str, int], np.ndarray] = {}
+    models, spent = {WITH_LABELS: many, LABEL_FREE: many}, 0
     for steps in BUDGETS:
         found[OWN_GATES, steps] = relative_losses(many, data, keys, steps, count)
-        models = {WITH_LABELS: many, LABEL_FREE: many}
-        if steps:
-            models = adapted_gates(many, data, adapt_keys, lengths, steps)
+        if steps:  # a fit goes on where it stopped
+            models = adapted_gates(models, data, adapt_keys, lengths, steps - spent)
+            spent = steps
         for name, model in models.items():
             found[name, steps] = relative_losses(model, data, keys, None, count)
     return [

@@ -15,17 +15,25 @@ from lfom.experiments.workbench import (
     values,
     verdict,
 )
+from lfom.training import Score
 
 KEEPS_UP = 0.1  # "keeps up with CGD": at most this much above it in log loss
 
 
 def deeper(
-    bench: Workbench, spectrum: Sequence[float], depths: Sequence[int], steps: int, label: str
+    bench: Workbench, spectrum: Sequence[float], labels: dict[str, Sequence[int]], steps: int, label: str
 ) -> Outcome:
+    """labels: depths by the label of their models and prompts; those of other figures are not made again."""
     data = bench.data(spectrum)
     curves = ("Memformer", "Linear Transformer")
-    found = bench.all_scores([(c, t) for t in bench.trainings for c in curves], data, depths, label)
-    table = bench.baselines(data, depths, label)
+    found: dict[tuple[str, str], dict[int, Score]] = {}
+    table: dict[str, dict[int, Score]] = {}
+    for own, depths in labels.items():
+        wanted = [(c, t) for t in bench.trainings for c in curves]
+        for pair, scores in bench.all_scores(wanted, data, depths, own).items():
+            found.setdefault(pair, {}).update(scores)
+        for curve, scores in bench.baselines(data, depths, own).items():
+            table.setdefault(curve, {}).update(scores)
     rows = baseline_rows(table)
     rows += flatten(score_rows(curve, training, s) for (curve, training), s in found.items())
     claims = []

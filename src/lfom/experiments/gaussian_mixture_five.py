@@ -14,8 +14,10 @@ from lfom.experiments.gaussian_mixture import MEANS, VARIANCES, WEIGHTS
 from lfom.experiments.ridge import PENALTIES, Ridge, best_penalty
 from lfom.experiments.shifted import (
     BEST_RIDGE,
+    LABEL_FREE,
     OWN_GATES,
     UNADAPTED,
+    WITH_LABELS,
     adapted_gates,
     repeated,
     stacked,
@@ -81,13 +83,14 @@ def in_five(bench: Workbench, curve: str = "Memformer, own 1") -> InFive:
         bench.say(f"training experts: {curve} (mixture, d = 5)")
         model = memformer(D, DEPTH, key=jax.random.fold_in(bench.key, 11), **MODELS[curve])
         last = int(6_000 * bench.preset.least_squares)
-        squares = LeastSquares(first=2_000, last=last, passes=(15, 2), every_matrix=False)
+        squares = LeastSquares(first=2_000, last=last, passes=(10, 1), every_matrix=False)
         trained = fit(model, components, key=bench.stream("experts five"), optimiser=squares)
         many = stacked([mixture([trained.model(m * groups + at) for m in range(3)]) for at in range(groups)])
         keys = jax.random.split(bench.stream("adapt five"), groups)
         bench.say(f"adapting gates: {curve} (mixture, d = 5)")
         methods: dict[str, Any] = {UNADAPTED: many}
-        methods |= adapted_gates(many, stack(data), keys, [CONTEXT] * len(NOISES))
+        begin = dict.fromkeys((LABEL_FREE, WITH_LABELS), many)
+        methods |= adapted_gates(begin, stack(data), keys, [CONTEXT] * len(NOISES))
         methods = {name: repeated(one, 3) for name, one in methods.items()}
         whole = methods[UNADAPTED].method
         methods |= {OWN_GATES: PerRun(PerPrompt(whole)), HARD: PerRun(PerPrompt(whole, 0))}

@@ -10,4 +10,4 @@ TRAINED = "As in lfom_nonisotropic, depths 1, 3, 5 and 7. There are no published
 
 
 def run(bench: Workbench) -> Outcome:
-    return deeper(bench, (1.0,) * 10, (1, 3, 5, 7), 6, "layers7")
+    return deeper(bench, (1.0,) * 10, {"layers7": (1, 3, 5, 7)}, 6, "layers7")

@@ -159,11 +159,12 @@ def draw(data: Any, keys: Any, count: int) -> Prompt:
 
 
 def adapted_gates(
-    many: PerRun, data: Any, keys: Any, lengths: Sequence[int], steps: int = STEPS
+    start: dict[str, PerRun], data: Any, keys: Any, lengths: Sequence[int], steps: int = STEPS
 ) -> dict[str, PerRun]:
     """Gates fitted with labels and without, to the same prompts, for every group of runs; groups lead.
 
-    lengths: of the contexts of each group. All groups share their compiled programs.
+    start: the models that each setting begins with. lengths: of the contexts of each group. All groups
+    share their compiled programs.
     """
     runs = len(keys) // len(lengths)
     names = {LABEL_FREE: "label-free", WITH_LABELS: "labelled"}
@@ -173,8 +174,10 @@ def adapted_gates(
         drawn_here = draw(take(data, index), keys[index], LABELS)
         X, y = drawn_here.X[:, :, :n], drawn_here.y[:, :, :n]
         prompts = Prompt(X, y, drawn_here.query, drawn_here.target)
-        own = take(many, index)
-        return [adapt(own, prompts, setting=setting, steps=steps).model for setting in names.values()]
+        return [
+            adapt(take(start[name], index), prompts, setting=setting, steps=steps).model
+            for name, setting in names.items()
+        ]
 
     found = [one(0), *in_threads(one, range(1, len(lengths)))]
     return {name: concatenate(each) for name, each in zip(names, zip(*found, strict=True), strict=True)}
@@ -194,7 +197,7 @@ def on_shifts(bench: Workbench) -> OnShifts:
         keys = jax.random.split(bench.stream("adapt", "shifts"), times * runs)
         bench.say("adapting gates to shifted prompts")
         methods: dict[str, Any] = {UNADAPTED: many}
-        methods |= adapted_gates(many, data, keys, LENGTHS)
+        methods |= adapted_gates(dict.fromkeys((LABEL_FREE, WITH_LABELS), many), data, keys, LENGTHS)
         methods[OWN_GATES] = PerRun(PerPrompt(many.method))
         methods |= {name: repeated(one, times) for name, one in single_models(bench).items()}
         inverse = jax.vmap(lambda one: jnp.linalg.inv(one.covariance))(bench.data())
