@@ -56,9 +56,13 @@ class Drawn(Distribution):
         X, y, w = self._draw(key, count, self.most)
         seen = (jnp.arange(self.most) < self.length)[:, None]
         X, y = X * seen[:, None], y * seen
-        # As sums of products: an einsum with prompts last becomes a slow batched product.
-        gram = jnp.sum(X[:, :, None] * X[:, None], axis=0) / self.length
-        moment = jnp.sum(X * y[:, None], axis=0) / self.length
+
+        def add(i: Array, total: tuple[Array, Array]) -> tuple[Array, Array]:
+            return total[0] + X[i][:, None] * X[i][None], total[1] + X[i] * y[i]
+
+        # A loop, so that X is drawn once: as sums, every product would draw its factors again (ten times slower).
+        zero = (jnp.zeros((self.dimension, self.dimension, count), X.dtype), jnp.zeros_like(X[0]))
+        gram, moment = (a / self.length for a in jax.lax.fori_loop(0, self.most, add, zero))
         probe = jnp.concatenate([self.root, self.mean[None]])  # its rows' squares add up to E[x x^T]
         return drawn_once(Quadratic(gram, moment, probe, _product(probe, w)))
 
