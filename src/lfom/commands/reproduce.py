@@ -23,7 +23,7 @@ def reproduce_command(
     count = len(names) or len(EXPERIMENTS)
     if console.is_terminal:
         console.print(
-            f"{count} experiments, preset {preset}. All of them take about 20 minutes on two cores with quick; "
+            f"{count} experiments, preset {preset}. All of them take about 10 minutes on two cores with quick; "
             "finished ones are kept, and Ctrl-C loses only the two that are running."
         )
     with console.status("starting") as status:
