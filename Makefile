@@ -10,7 +10,7 @@ reproduce: setup
 	$(BIN)/lfom reproduce
 
 test: setup lint
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: setup
 	$(BIN)/ruff check .

@@ -15,22 +15,15 @@ if importlib.util.find_spec("beartype"):  # not on every machine that runs the t
     install_import_hook([*CHECKED, "lfom.bench"], "beartype.beartype")
 
 
-# The tests of a file, or of files that use the same learned methods, stay in one process, which then
-# compiles and learns what they share once; the longest first, so that the processes end together.
-TOGETHER = {"test_learning_faults": "test_learning", "test_learning_files": "test_learning"}
-LONGEST = ["test_learning", "test_shift_experiments", "test_unroll", "test_train_command", "test_adaptation",
-           "test_krylov", "test_training", "test_frontends", "test_bench_solve", "test_distributions"]  # fmt: skip
+# With --dist loadfile the tests of a file stay in one process, which compiles and learns what they share
+# once; the longest files first, so that the processes end together.
+LONGEST = ["test_train_command", "test_shift_experiments", "test_learning", "test_unroll", "test_adaptation",
+           "test_krylov", "test_learning_faults", "test_training", "test_frontends", "test_bench_solve"]  # fmt: skip
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.pluginmanager.hasplugin("xdist"):
-        return
-    groups = {item.nodeid: TOGETHER.get(item.path.stem, item.path.stem) for item in items}
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {name: place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: places.get(groups[item.nodeid], len(places)))
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(groups[item.nodeid]))
+    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
 
 
 @pytest.fixture
