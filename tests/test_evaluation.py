@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from lfom import LinearRegression, conjugate_gradient, evaluate, gradient_descent, memformer, nesterov
+from lfom.checks import InputError
 from lfom.methods import preconditioned_gradient_descent
 from lfom.optimum import exact_optimum, with_preconditioner
 from lfom.problems import Quadratic
@@ -115,3 +116,11 @@ def test_a_method_that_diverges_is_named() -> None:
     data = stack([LinearRegression(SPECTRA[0], CONTEXT)] * 2)
     with pytest.raises(FloatingPointError, match="the loss of wild is not finite in run 1 after"):
         evaluate({"wild": wild}, data, prompts=CHUNK, chunk=CHUNK, key=KEY)
+
+
+def test_models_of_another_number_of_runs_are_refused() -> None:
+    two = PerRun(stack([gradient_descent(0.3, 3)] * 2))
+    for runs in (1, 3):
+        data = stack([LinearRegression(SPECTRA[0], CONTEXT)] * runs)
+        with pytest.raises(InputError, match=f"models for 2 runs and the data has {runs}"):
+            evaluate({"GD": two}, data, prompts=CHUNK, chunk=CHUNK, key=KEY)

@@ -33,9 +33,9 @@ def reproduce_command(
 
         try:
             done = reproduce(names, out, preset=preset, training=training, force=force, seed=seed, say=say)
-        except Interrupted as stop:
+        except KeyboardInterrupt as stop:
             console.print(f"stopped; finished experiments are in {out}. Go on with the same command.")
-            if stop.running:
+            if not isinstance(stop, Interrupted) or stop.running:
                 os._exit(130)  # threads cannot be stopped, and files are only ever written whole
             return 130
     claims = [

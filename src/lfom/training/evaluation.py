@@ -228,6 +228,12 @@ def _scores(
 ) -> dict[str, Score]:
     """Chunks of runs side by side in threads; before that, what has to be compiled."""
     entries, finished = _entries(methods), itertools.count(1)
+    for entry in entries:
+        if isinstance(methods[entry.name], PerRun) and entry.arrays[0] and len(entry.arrays) != runs:
+            raise checks.InputError(
+                f"{entry.name} has models for {len(entry.arrays)} runs and the data has {runs}: pass one of "
+                "each for every run, or a method without PerRun for all of them."
+            )
     first = draw(0, 0)
     list(in_threads(lambda entry: entry.sums(0, first), {e.structure: e for e in entries}.values()))
 
