@@ -1,13 +1,15 @@
-"""The trailing-axis algebra against NumPy's, on every layout and on both sides of WRITE_OUT and PROMPTS_LAST."""
+"""The trailing-axis algebra against NumPy's, on every layout and on both sides of ONE_SUM and PROMPTS_LAST."""
+
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lfom.arrays import PROMPTS_LAST, WRITE_OUT, dot, identity, matmat, matvec, pad_axes, transpose
+from lfom.arrays import ONE_SUM, PROMPTS_LAST, dot, identity, matmat, matvec, pad_axes, transpose
 
-SIZES = [1, 3, WRITE_OUT, WRITE_OUT + 1, PROMPTS_LAST, PROMPTS_LAST + 1]
+SIZES = [1, 3, ONE_SUM, ONE_SUM + 1, PROMPTS_LAST, PROMPTS_LAST + 1]
 
 
 def normal(seed: int, *shape: int) -> np.ndarray:
@@ -43,9 +45,9 @@ def test_matmat_is_the_product_of_every_prompt(d: int, left: tuple, right: tuple
     np.testing.assert_allclose(found, each_prompt(L, R, left, right), atol=1e-13)
 
 
-@pytest.mark.parametrize("d", [3, WRITE_OUT + 1, PROMPTS_LAST + 1])
+@pytest.mark.parametrize("d", [3, ONE_SUM + 1, PROMPTS_LAST + 1])
 def test_derivatives_of_a_shared_matrix_are_those_of_the_plain_product(d: int, x64: None) -> None:
-    # the written-out product has a derivative rule of its own
+    # the elementwise product has a derivative rule of its own
     M, v, u = jnp.asarray(normal(0, 2, d)), jnp.asarray(normal(1, d, 5)), jnp.asarray(normal(2, 2, 5))
 
     def ours(M: jax.Array, v: jax.Array) -> jax.Array:
@@ -59,6 +61,28 @@ def test_derivatives_of_a_shared_matrix_are_those_of_the_plain_product(d: int, x
     np.testing.assert_allclose(jax.hessian(ours)(M, v), jax.hessian(plain)(M, v), atol=1e-12)
 
 
+@pytest.mark.parametrize("d", [3, ONE_SUM, ONE_SUM + 1, PROMPTS_LAST])
+@pytest.mark.parametrize("product", [matvec, matmat])
+def test_derivatives_of_products_per_prompt_are_those_of_the_plain_ones(
+    d: int, product: Callable, x64: None
+) -> None:
+    # long sums are loops: both modes of differentiation must go through them
+    L = jnp.asarray(normal(0, 2, d, 4))
+    R = jnp.asarray(normal(1, d, 4) if product is matvec else normal(1, d, 3, 4))
+    letters = "idp,dp->ip" if product is matvec else "idp,djp->ijp"
+
+    def ours(L: jax.Array, R: jax.Array) -> jax.Array:
+        return jnp.sin(product(L, R))
+
+    def plain(L: jax.Array, R: jax.Array) -> jax.Array:
+        return jnp.sin(jnp.einsum(letters, L, R))
+
+    for differentiate in (jax.jacrev, jax.jacfwd):
+        pairs = zip(differentiate(ours, (0, 1))(L, R), differentiate(plain, (0, 1))(L, R), strict=True)
+        for found, wanted in pairs:
+            np.testing.assert_allclose(found, wanted, atol=1e-12)
+
+
 def test_small_operations_act_on_the_leading_axes() -> None:
     M, v = normal(0, 2, 3, 4), normal(1, 3, 4)
     assert transpose(jnp.asarray(M)).shape == (3, 2, 4)
@@ -70,7 +94,7 @@ def test_small_operations_act_on_the_leading_axes() -> None:
 
 @pytest.mark.parametrize(("n", "d", "prompts"), [(8, 5, 20_000), (20, 10, 8_000)])
 def test_compiled_sums_of_products_are_right(n: int, d: int, prompts: int) -> None:
-    """As `import lfom` sets the compiler up: see lfom.compiler."""
+    """jaxlib 0.10.2 gets these wrong (docs/design.md)."""
     X = np.random.default_rng(0).normal(size=(n, d, prompts)).astype(np.float32)
     found = jax.jit(lambda X: jnp.sum(X[:, :, None] * X[:, None], axis=0))(X)
     np.testing.assert_allclose(found, np.einsum("tac,tbc->abc", X, X), rtol=1e-4, atol=1e-4)

@@ -3,8 +3,8 @@
 Every array of the iterate view may carry trailing axes for prompts: a vector is
 (d, *prompts), a matrix (d, d, *prompts), a number (*prompts). Parameters usually have
 none, and then they are shared by all prompts. One piece of code therefore serves a single
-prompt, a batch with the prompts last (the fast layout for small d, where the inner sum is
-written out and the compiler vectorises over prompts), and per-prompt parameters, which is
+prompt, a batch with the prompts last (the fast layout for small d, where products and sums are
+elementwise and the compiler vectorises over prompts), and per-prompt parameters, which is
 how per-prompt Jacobians and gates are computed.
 """
 
@@ -15,8 +15,10 @@ import jax.numpy as jnp
 from jax import Array
 from jax.custom_derivatives import SymbolicZero
 
+from lfom.compiler import sums_are_handed_over
+
 PROMPTS_LAST = 16  # up to this d prompts ride last, which measured faster
-WRITE_OUT = 6  # inner sums up to this length are written out, longer ones are loops on a CPU
+ONE_SUM = 8  # inner sums up to this length are one operation on a CPU, longer ones are loops
 
 
 def pad_axes(array: Array, rank: int) -> Array:
@@ -34,30 +36,35 @@ def matvec(matrix: Array, vector: Array) -> Array:
     vector = pad_axes(vector, matrix.ndim - 1)
     matrix = pad_axes(matrix, vector.ndim + 1)
     if matrix.shape[1] <= PROMPTS_LAST:
-        return _inner_sum(matrix, vector)
+        return _inner_sum(matrix, vector[None])
     return jnp.einsum("ij...,j...->i...", matrix, vector)
 
 
-def _inner_sum(matrix: Array, vector: Array) -> Array:
-    """sum over k of matrix[:, k] * vector[k]. Written out, chains of long sums are fused and computed
-    again and again by XLA's CPU compiler: at d = 10, depth 7, a loop measured 7 times faster (its
-    gradient 19 times) and compiled 3 times faster; at d = 5 they are equal."""
-    rows = jnp.moveaxis(matrix, 1, 0)
-    total = rows[0] * vector[0]
-    if len(rows) <= WRITE_OUT or jax.default_backend() != "cpu":
-        for k in range(1, len(rows)):
-            total = total + rows[k] * vector[k]
-        return total
-    return jax.lax.fori_loop(1, len(rows), lambda k, sofar: sofar + rows[k] * vector[k], total)
+def _inner_sum(left: Array, right: Array) -> Array:
+    """sum over k of left[:, k] * right[:, k], one of them broadcast.
+
+    Adding up slices left[:, k] instead looks the same, but the derivative of a slice is a padded array:
+    an Adam step took 4 times longer. Chains of long sums are fused and computed again and again by
+    XLA's CPU compiler, so there they are loops: at d = 10, depth 7, a bank runs 3 times faster, the
+    Jacobian of a conjugate register 5 times. They are loops too where sums are not XLA's own work."""
+    on_cpu = jax.default_backend() == "cpu"
+    if not on_cpu or (left.shape[1] <= ONE_SUM and not sums_are_handed_over()):
+        return jnp.sum(left * right, axis=1)
+    left, right = jnp.moveaxis(left, 1, 0), jnp.moveaxis(right, 1, 0)
+
+    def add(total: Array, factors: tuple[Array, Array]) -> tuple[Array, None]:
+        return total + factors[0] * factors[1], None
+
+    return jax.lax.scan(add, left[0] * right[0], (left[1:], right[1:]))[0]
 
 
-# A matrix shared by all prompts. The product itself is written out; its derivative in the
+# A matrix shared by all prompts. The product itself is elementwise; its derivative in the
 # matrix sums over prompts, which is a long inner product, so there it is an ordinary one. The
-# written-out form also steers clear of a miscompilation in XLA's CPU compiler (jaxlib 0.10.2):
+# elementwise form also steers clear of a miscompilation in XLA's CPU compiler (jaxlib 0.10.2):
 # a dot with a constant operand, fused into a reduction, returned NaN for some prompts.
 @jax.custom_jvp
 def _shared_matvec(matrix: Array, vector: Array) -> Array:
-    return _inner_sum(pad_axes(matrix, vector.ndim + 1), vector)
+    return _inner_sum(pad_axes(matrix, vector.ndim + 1), vector[None])
 
 
 def _shared_matvec_jvp(primals: tuple[Array, Array], tangents: tuple[Any, Any]) -> tuple[Array, Array]:
@@ -66,7 +73,7 @@ def _shared_matvec_jvp(primals: tuple[Array, Array], tangents: tuple[Any, Any]) 
     found = _shared_matvec(matrix, vector)
     change = jnp.zeros_like(found)
     if not isinstance(vector_dot, SymbolicZero):
-        change = _inner_sum(pad_axes(matrix, vector.ndim + 1), vector_dot)
+        change = _inner_sum(pad_axes(matrix, vector.ndim + 1), vector_dot[None])
     if not isinstance(matrix_dot, SymbolicZero):
         change = change + jnp.tensordot(matrix_dot, vector, axes=1)
     return found, change
@@ -82,7 +89,7 @@ def matmat(left: Array, right: Array) -> Array:
     rank = max(left.ndim, right.ndim)
     left, right = pad_axes(left, rank), pad_axes(right, rank)
     if left.shape[1] <= PROMPTS_LAST:
-        return _inner_sum(left[:, :, None], right[:, None])
+        return _inner_sum(left[:, :, None], right[None])
     return jnp.einsum("ij...,jk...->ik...", left, right)
 
 

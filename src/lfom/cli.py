@@ -17,6 +17,7 @@ from lfom.commands.inspect import inspect_command
 from lfom.commands.learn import learn_command
 from lfom.commands.solve import solve_command
 from lfom.commands.train import train_command
+from lfom.compiler import keep_sums
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -117,6 +118,7 @@ app.command("inspect")(inspect_command)
 
 def main() -> None:
     """Run the command line; an input error is one line on stderr and exit status 2."""
+    keep_sums()
     try:
         app()
     except InputError as error:

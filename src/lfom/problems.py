@@ -161,11 +161,6 @@ class Quadratic(IterateProblem):
         d = self.gram.shape[0]
         return sum((self.gram[i, i] for i in range(1, d)), self.gram[0, 0]) / d
 
-    def prompt_axes(self) -> "Quadratic":
-        """For vmap's in_axes: where each field has its prompts."""
-        probe = -1 if self.probe.ndim == self.gram.ndim else None
-        return jax.tree.unflatten(jax.tree.structure(self), [-1, -1, probe, -1])
-
     def residual(self, w: Array) -> Array:
         """probe w - target, (k, *prompts)."""
         return matvec(self.probe, w) - self.target

@@ -46,13 +46,7 @@ def clip_groups(gradient: Float[Array, " p"], groups: np.ndarray, limit: float) 
 
 
 def mean_loss(model: Algorithm, quadratics: Quadratic, active: Float[Array, " depth"]) -> Array:
-    if model.moves_covariates:
-        # GD++ multiplies matrices: one prompt at a time under vmap ran twice as fast on one core, and
-        # compiled four times faster.
-        axes = (quadratics.prompt_axes(),)
-        residual = jax.vmap(lambda one: last_residual(model, one, active), axes, -1)(quadratics)
-    else:
-        residual = last_residual(model, quadratics, active)
+    residual = last_residual(model, quadratics, active)
     return jnp.sum(residual**2) / residual.shape[-1]
 
 
