@@ -192,7 +192,7 @@ def varying_fit(bench: Workbench, name: str) -> Fit:
             model = memformer(5, 2, heads=HEADS, key=seeds[0], **options)
         else:
             model = mixture([memformer(5, 2, key=seed, **options) for seed in seeds])
-        adam = Adam(steps=bench.preset.adam_steps, batch=200, resample=20)
+        adam = Adam(steps=bench.preset.adam_steps, resample=20)
         return fit(model, varying_data(bench), key=bench.stream("train varying"), optimiser=adam)
 
     return bench.keep(("varying covariance", name), make)

@@ -25,10 +25,7 @@ SHOWS = (
     "With B not 0 every layer also multiplies the covariates, so that the polynomial in the Gram matrix "
     "grows much faster than one degree per layer. The authors' curve is scored on training prompts."
 )
-TRAINED = (
-    "A and B. paper: Adam (batches of 200 in the preset quick, of 1,000 in full); converged: least squares. "
-    "Scored on fresh prompts; tails are heavy."
-)
+TRAINED = "A and B. paper: Adam; converged: least squares. Scored on fresh prompts; tails are heavy."
 
 
 def run(bench: Workbench) -> Outcome:

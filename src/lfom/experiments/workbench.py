@@ -62,14 +62,11 @@ class Preset:
     prompts: int  # fresh prompts of a score
     adam_steps: int
     least_squares: float  # factor on the prompts of least squares
-    gdpp_batch: int  # prompts of an Adam step where they are dear: GD++,
-    wide_batch: int  # d = 10,
-    sigma_batch: int  # and sigma_convergence
 
 
 PRESETS = {
-    "quick": Preset("quick", 200_000, 1_000, 1.0, 200, 500, 5_000),
-    "full": Preset("full", 1_000_000, 1_000, 4.0, 1_000, 1_000, 20_000),
+    "quick": Preset("quick", 200_000, 1_000, 1.0),
+    "full": Preset("full", 1_000_000, 1_000, 4.0),
 }
 
 
@@ -164,8 +161,7 @@ class Workbench:
     def optimiser(self, training: str, curve: str = "", d: int = 5) -> Adam | LeastSquares:
         preset, gdpp, wide = self.preset, "GD++" in curve, d >= WIDE
         if training == "paper":
-            batch = preset.gdpp_batch if gdpp else preset.wide_batch if wide else 1_000
-            return Adam(steps=preset.adam_steps, batch=batch)
+            return Adam(steps=preset.adam_steps)
         if gdpp:  # its few parameters need few prompts
             return LeastSquares(
                 first=1_000, last=int(2_000 * preset.least_squares), passes=(12, 1), chunk=500
