@@ -79,6 +79,15 @@ def test_a_failed_experiment_does_not_stop_the_others(experiments: Any, tmp_path
     assert "first failed" in answer.output
 
 
+def test_an_experiment_that_cannot_be_imported_does_not_stop_the_others(
+    experiments: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "lfom.experiments.first", None)  # makes its import fail
+    found = reproduce(out=tmp_path / "results")
+    assert statuses(found) == {"first": "failed", "second": "made"}
+    assert "lfom.experiments.first" in found[0].message
+
+
 def test_an_interrupted_reproduction_goes_on(experiments: Any, tmp_path: Path) -> None:
     def stops(bench: Any) -> Outcome:
         raise KeyboardInterrupt

@@ -48,7 +48,12 @@ class Distribution(eqx.Module):
 
     def prompts(self, key: PRNGKeyArray, count: int) -> Prompt:
         """A batch of `count` prompts on a leading axis."""
-        return jax.vmap(self.prompt)(jax.random.split(key, checks.count("count", count)))
+        return _prompts(self, jax.random.split(key, checks.count("count", count)))
+
+
+@eqx.filter_jit
+def _prompts(distribution: Distribution, keys: Array) -> Prompt:
+    return jax.vmap(distribution.prompt)(keys)
 
 
 class LinearRegression(Distribution):

@@ -94,7 +94,7 @@ class Interrupted(KeyboardInterrupt):
 def _outcomes(names: Sequence[str], bench: Workbench) -> Iterator[tuple[str, Outcome | Exception, float]]:
     """What each experiment found, or its error, and its seconds; as soon as it has ended. Two run at a
     time, since compiling leaves cores idle; those that measure time run alone, at the end."""
-    alone = [name for name in names if getattr(_module(name), "ALONE", False)]
+    alone = [name for name in names if _runs_alone(name)]
     pool = ThreadPoolExecutor(AT_A_TIME)
     futures = {pool.submit(_outcome, name, bench): name for name in names if name not in alone}
     try:
@@ -122,6 +122,13 @@ def _outcome(name: str, bench: Workbench) -> tuple[Outcome | Exception, float]:
         return _module(name).run(bench), time.perf_counter() - begun
     except Exception as error:
         return error, time.perf_counter() - begun
+
+
+def _runs_alone(name: str) -> bool:
+    try:
+        return getattr(_module(name), "ALONE", False)
+    except Exception:  # `_outcome` meets it again, and reports it
+        return False
 
 
 def _module(name: str) -> Any:

@@ -4,7 +4,8 @@ labelled: an adaptation set with the labels of its queries. label-free: the cont
 alone; context tokens are held out in turn and predicted from the rest. per prompt: every prompt
 sets its own gates from its own context. In all three the held-out context error before and after
 is measured; if it got worse, the unadapted model comes back, and the result says so. Where prompts
-are few, a fifth of them is not fitted to, and judges every step.
+are few, a fifth of them is not fitted to, and judges every step and the result. Where they are many,
+or fewer than 20, all are fitted to, and held-out tokens of the same prompts judge.
 """
 
 import time
@@ -34,10 +35,10 @@ from lfom.unroll import Algorithm, Mixture
 
 SETTINGS = ("labelled", "label-free", "per prompt")
 SHARED_STEPS = 20
-JUDGED = 0.2  # the share of the prompts that judges the result, where there are ENOUGH
+JUDGED = 0.2  # the share of the prompts that is not fitted to and judges, where there are ENOUGH but not MANY
 ENOUGH = 20
-MANY = 200  # prompts per trained number from which on all of them are fitted to: a held-out part that
-# judges every step would then add more noise (losses have heavy tails) than it saves overfitting
+MANY = 200  # prompts per trained number from which on all of them are fitted to, and judge: a fifth of them
+# would add more noise (losses have heavy tails) than it saves overfitting
 THREADED = 2_000  # prompts from which on the two halves of a batch run side by side
 PER_PROMPT_FOLDS = 5  # for the judgement of gates per prompt; one token at a time costs four times as much
 
@@ -47,7 +48,8 @@ class Adaptation:
     """An adapted model, and what it took.
 
     model: as it was handed over (PerRun stays PerRun); gates per prompt are on a trailing axis.
-    before, after: the held-out context error of the model as it was and as it is now, for each run.
+    before, after: the held-out context error of the model as it was and as it is now, for each run; on
+    prompts that were fitted to unless they were few (see above), so no substitute for a score on fresh ones.
     kept: the share of prompts (per prompt), or 1 or 0 (otherwise), whose adaptation was kept.
     steps, seconds: what was spent, compilation included. history: time and loss after every step.
     """
@@ -229,20 +231,20 @@ def _shared(
     begun = time.perf_counter()
     n, prompts, template = X.shape[-2], X.shape[1], models[0]
     few = ENOUGH <= prompts < MANY * _trained(template, kinds)
-    last = slice(prompts - round(JUDGED * prompts) if prompts >= ENOUGH else 0, prompts)
-    fit_on = slice(0, last.start) if few else slice(0, prompts)
+    fitted = prompts - round(JUDGED * prompts) if few else prompts
+    fit_on, judge_on = slice(0, fitted), slice(fitted if few else 0, prompts)
     judging, contexts, tokens = None, None, 1
     if labels is None:
         size = fold_size(n, folds)
-        sets, _ = _folded(X[:, fit_on], y[:, fit_on], size)
-        contexts, tokens = _folded(X[:, last], y[:, last], size)
+        contexts, tokens = _folded(X[:, judge_on], y[:, judge_on], size)
         judging = contexts if few else None
+        sets = _folded(X[:, fit_on], y[:, fit_on], size)[0] if few else contexts
     else:
         given = (X, y, *labels)
         sets = _asked(*(array[:, fit_on] for array in given))
-        judging = _asked(*(array[:, last] for array in given)) if few else None
+        judging = _asked(*(array[:, judge_on] for array in given)) if few else None
         if n > 1:
-            contexts, tokens = _folded(X[:, last], y[:, last], fold_size(n, folds))
+            contexts, tokens = _folded(X[:, judge_on], y[:, judge_on], fold_size(n, folds))
     start = np.stack([vector_of(one) for one in models])
     judge = None if judging is None else chunked(judging)
     found = fit_shared(template, kinds, start, chunked(sets), judge, budget, watch)

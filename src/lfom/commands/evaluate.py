@@ -1,6 +1,7 @@
 """lfom evaluate: the models of a checkpoint on fresh prompts, beside CGD and the optimum."""
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +18,7 @@ from lfom.checks import count
 from lfom.commands.progress import EvaluationProgress
 from lfom.distributions import LinearRegression
 from lfom.methods import conjugate_gradient
-from lfom.optimum import Optimum, exact_optimum, sampled_optimum, with_preconditioner
+from lfom.optimum import Optimum, exact_optimum, sampled_optima, with_preconditioner
 from lfom.training.checkpoints import Checkpoint, load
 from lfom.training.configuration import Configuration, seed_number
 from lfom.training.evaluation import PerRun, Progress, Score, evaluate
@@ -61,10 +62,10 @@ def score_rows(
     data, fit = configuration.distributions(checkpoint.rotations), checkpoint.fit
     name = reference_name(configuration)
     methods: dict[str, Any] = {"CGD": conjugate_gradient(max(fit.depths))}
-    for depth in fit.depths:
-        methods[f"model {depth}"] = fit.per_run(depth)
-        if name is not None:
-            methods[f"reference {depth}"] = reference(name, configuration, data, depth)
+    methods |= {f"model {depth}": fit.per_run(depth) for depth in fit.depths}
+    if name is not None:
+        found = references(name, configuration, data, fit.depths)
+        methods |= {f"reference {depth}": method for depth, method in found.items()}
     scores = evaluate(methods, data, prompts=prompts, key=configuration.key("evaluation"), progress=progress)
     return [_row(depth, scores, name) for depth in fit.depths]
 
@@ -80,19 +81,24 @@ def reference_name(configuration: Configuration) -> str | None:
     return "exact optimum" if configuration.data["noise"] == 0 else None
 
 
-def reference(
-    name: str, configuration: Configuration, data: LinearRegression, depth: int
-) -> Optimum | PerRun:
+def references(
+    name: str, configuration: Configuration, data: LinearRegression, depths: Sequence[int]
+) -> Mapping[int, Optimum | PerRun]:
+    """The method of this name for each depth."""
     if name == "sampled optimum":  # A = a I: the same for every rotation
         first = jax.tree.map(lambda a: a[0], data)
-        return sampled_optimum(first, depth, configuration.key("optimum"), prompts=400_000)
+        return sampled_optima(first, depths, configuration.key("optimum"), prompts=400_000)
     covariances = np.asarray(jax.vmap(lambda one: one.covariance)(data), np.float64)
     inverses = np.linalg.inv(covariances)
     inverses = (inverses + np.swapaxes(inverses, -1, -2)) / 2
-    if name == "preconditioned CGD":
-        return PerRun(stack([conjugate_gradient(depth, inverse) for inverse in inverses]))
-    optimum = exact_optimum(configuration.model["d"], configuration.data["context"], depth)
-    return PerRun(stack([with_preconditioner(optimum, jnp.asarray(inverse)) for inverse in inverses]))
+
+    def with_inverse(depth: int, inverse: np.ndarray) -> Any:
+        if name == "preconditioned CGD":
+            return conjugate_gradient(depth, inverse)
+        optimum = exact_optimum(configuration.model["d"], configuration.data["context"], depth)
+        return with_preconditioner(optimum, jnp.asarray(inverse))
+
+    return {depth: PerRun(stack([with_inverse(depth, inverse) for inverse in inverses])) for depth in depths}
 
 
 def _row(depth: int, scores: dict[str, Score], name: str | None) -> dict[str, Any]:
