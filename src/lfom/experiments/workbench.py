@@ -187,9 +187,9 @@ class Workbench:
         missing = {name: m for name, m in methods.items() if ("score", name, label) not in self._kept}
         if missing:
             self.say(f"scoring {len(missing)} methods ({label})")
-            wide = data.spectrum.shape[-1] >= WIDE  # type: ignore[attr-defined]
-            prompts = prompts or self.preset.prompts // (2 if wide else 1)
-            found = evaluate(missing, data, prompts=prompts, key=self.stream("score", label))
+            found = evaluate(
+                missing, data, prompts=prompts or self.preset.prompts, key=self.stream("score", label)
+            )
             for name, score in found.items():
                 self._kept[("score", name, label)] = score
         return {name: self._kept[("score", name, label)] for name in methods}
