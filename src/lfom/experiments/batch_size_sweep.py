@@ -2,7 +2,17 @@
 
 from lfom.experiments.fixed_batches import by_size, lower_in_all_runs
 from lfom.experiments.small_batches import LARGE, SMALL, memformers
-from lfom.experiments.workbench import DEPTHS, Claim, Outcome, Row, Workbench, below, gap, score_rows, verdict
+from lfom.experiments.workbench import (
+    DEPTHS,
+    Claim,
+    Outcome,
+    Row,
+    Workbench,
+    gap,
+    near,
+    score_rows,
+    verdict,
+)
 
 TITLE = "Batch size sweep"
 SECTION = "3.4 and 5"
@@ -37,7 +47,7 @@ def run(bench: Workbench) -> Outcome:
         if training == bench.trainings[-1]:
             rows += score_rows("CGD", "none", cgd, "training prompts") + score_rows("CGD", "none", cgd_fresh)
         beaten = [size for size in sizes if lower_in_all_runs(own[size], cgd[size])]
-        kept_up = [size for size in sizes if not below(cgd_fresh[size], fresh[size])]
+        kept_up = [size for size in sizes if near(fresh[size], cgd_fresh[size], 0)]
         differences = {size: gap(fresh[size], cgd_fresh[size]) for size in sizes}
         listed = "; ".join(f"B={size}: {m:+.3f} ± {e:.3f}" for size, (m, e) in differences.items())
         first = f"from B = {min(kept_up)} on" if kept_up else f"for no B up to {max(sizes)}"

@@ -7,10 +7,9 @@ from lfom.experiments.workbench import (
     Outcome,
     Workbench,
     baseline_rows,
-    below,
     compare,
     flatten,
-    gap,
+    near,
     score_rows,
     values,
     verdict,
@@ -39,15 +38,15 @@ def deeper(
     claims = []
     for training in bench.trainings:
         ours, cgd = found["Memformer", training], table["CGD"]
-        near = [d for d in ours if gap(ours[d], cgd[d])[0] <= KEEPS_UP]
+        kept_up = [d for d in ours if near(ours[d], cgd[d], KEEPS_UP)]
         claims.append(
             Claim(
                 f"{label}-keeps-up-{training}",
                 f"The Memformer keeps up with CGD for {steps} steps ({training} training).",
                 "Appendix C",
                 f"log loss at most {KEEPS_UP} above CGD on the same fresh prompts at depths 1 to {steps}",
-                verdict(*(d in near for d in ours if d <= steps)),
-                f"keeps up at depths {near}: {compare(ours, cgd)}",
+                verdict(*(d in kept_up for d in ours if d <= steps)),
+                f"keeps up at depths {kept_up}: {compare(ours, cgd)}",
             )
         )
         claims.append(
@@ -56,7 +55,7 @@ def deeper(
                 f"Ours: how far {training} training ends from the exact optimum.",
                 "NOTES 3",
                 "paired difference of log loss at most 0.03 at every depth",
-                verdict(*(not below(table["exact optimum"][d], ours[d], 0.03) for d in ours)),
+                verdict(*(near(ours[d], table["exact optimum"][d], 0.03) for d in ours)),
                 f"Memformer {compare(ours, table['exact optimum'])}; Linear Transformer "
                 f"{compare(found['Linear Transformer', training], table['exact optimum'])}; losses {values(ours)}",
             )

@@ -370,6 +370,11 @@ def below(ours: Score, theirs: Score, by: float = 0.0) -> bool:
     return mean + 2 * error < -by
 
 
+def near(ours: Score, theirs: Score, within: float) -> bool:
+    """Whether ours is above by at most `within` on average: no benefit of the doubt."""
+    return gap(ours, theirs)[0] <= within
+
+
 def compare(ours: dict[int, Score], theirs: dict[int, Score]) -> str:
     """Evidence: difference of log losses by depth."""
     parts = []
