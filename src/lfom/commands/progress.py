@@ -24,8 +24,9 @@ COMPILE = 3.0  # seconds per phase
 COMPILE_LAYER = {True: 0.3, False: 1.0}  # seconds more per layer, in the Krylov view and without
 SCORE = 5.0  # seconds for the scores at the end
 DRAW = 2.5e-8  # seconds to draw a prompt, times d^2
-RATE = 3e9  # operations per second in loops over prompts
+RATE = 8e9  # operations per second in loops over prompts
 MATRIX_RATE = 25e9  # and in large matrix products
+COVARIATES = 12.0  # a layer of GD++ costs this many others
 BASE = 450e6  # bytes: Python, JAX and its compiler
 BASE_LAYER = 30e6  # bytes more per layer
 LIKELY = 8  # passes at the beginning: 5 to 10 were seen
@@ -46,9 +47,9 @@ class Stage:
 def stages(phases: list[Phase], d: int, depths: tuple[int, ...], runs: int) -> list[Stage]:
     """The passes that a fit will make."""
     found, models, depth = [], runs * len(depths), max(depths)
-    forward = 4.0 * d * d * depth  # operations per prompt
     for index, phase in enumerate(phases):
         options, p, model = phase.optimiser, phase.parameters.size, phase.parameters.template
+        forward = 4.0 * d * d * depth * (COVARIATES if model.moves_covariates else 1.0)  # per prompt
         fast = has_krylov_view(model) and not isinstance(options, Adam)
         compiling = COMPILE + COMPILE_LAYER[fast] * depth
         if isinstance(options, Adam):
@@ -58,7 +59,7 @@ def stages(phases: list[Phase], d: int, depths: tuple[int, ...], runs: int) -> l
         elif options is not None:
             # J^T J, J itself (a reverse pass per residual), and a forward pass per candidate
             columns = d * d + depth if fast else p
-            products = 2.0 * d * columns**2 / (MATRIX_RATE if fast else RATE)
+            products = 2.0 * d * columns**2 / MATRIX_RATE
             rest = (d * forward / MATRIX_RATE if fast else 3 * d * forward / RATE) + 6 * forward / RATE
             per_prompt = DRAW * d * d + products + rest
             first, last = options.levels(model, depth, d)

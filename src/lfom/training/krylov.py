@@ -55,7 +55,7 @@ def jacobian(
     """Residuals, and their derivatives in the upper triangle of M, which is symmetric, and in c.
 
     Products with M are ordinary matrix products, all residuals and prompts side by side; those with
-    G are written out over prompts. Scans keep the compiler from computing anything twice.
+    G are elementwise over prompts. Scans keep the compiler from computing anything twice.
     """
     u = basis(q, M, c.shape[0], h)
     depth, d, prompts = u.shape
