@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from lfom.experiments.workbench import (
     at_step,
     below,
     compare,
-    gap,
+    near,
     published_rows,
     score_rows,
     verdict,
@@ -58,16 +59,38 @@ Y_LABEL = {
 }
 
 
-def run(bench: Workbench) -> Outcome:
-    if "converged" not in bench.trainings:
-        return Outcome(published_rows("mixture_of_experts_ood"), [])
-    all_variances, runs = (*UNSEEN, *EXPERTS), bench.runs
+ALL_VARIANCES = (*UNSEEN, *EXPERTS)
+
+
+@dataclass(frozen=True)
+class OnVariances:
+    """Scores of every method by variance: the runs of the first variance, then those of the next."""
+
+    fresh: dict[str, Score]
+    adaptation: dict[int, Score]  # of the gated model, on the prompts that its gates were fitted to
+    runs: int
+
+    def _runs_of(self, v: float) -> slice:
+        at = ALL_VARIANCES.index(v) * self.runs
+        return slice(at, at + self.runs)
+
+    def of(self, name: str, v: float) -> dict[int, Score]:
+        """A method on fresh prompts of a variance, by depth."""
+        names = {d: name if name in self.fresh else f"{name}|{d}" for d in DEPTHS}
+        return {d: at_step(take_runs(self.fresh[names[d]], self._runs_of(v)), d) for d in DEPTHS}
+
+    def on_adaptation_prompts(self, v: float) -> dict[int, Score]:
+        return {d: take_runs(score, self._runs_of(v)) for d, score in self.adaptation.items()}
+
+
+def on_variances(bench: Workbench) -> OnVariances:
+    """Gates fitted on every variance; they, each expert alone, the expert of the variance itself
+    ("ideal") and CGD scored."""
     trained = bench.trained("Memformer, own 1", "converged", bench.data())
-    experts = {v: repeat_runs(scaled(trained, v), len(all_variances)) for v in EXPERTS}
-    of_each = np.concatenate([scaled(trained, v).vectors for v in all_variances])
-    ideal = dataclasses.replace(trained, vectors=of_each)  # on every variance the expert of that variance
-    parts = [bench.data(variance=v, weight_variance=v * v) for v in all_variances]
-    data = concatenate(parts)
+    experts = {v: repeat_runs(scaled(trained, v), len(ALL_VARIANCES)) for v in EXPERTS}
+    of_each = np.concatenate([scaled(trained, v).vectors for v in ALL_VARIANCES])
+    ideal = dataclasses.replace(trained, vectors=of_each)
+    data = concatenate([bench.data(variance=v, weight_variance=v * v) for v in ALL_VARIANCES])
     bench.say("fitting gates (variances)")
     prompts = adaptation_prompts(data, bench.stream("adapt", "variances"))
     gated = fit_gates(bench, list(experts.values()), prompts)
@@ -79,42 +102,38 @@ def run(bench: Workbench) -> Outcome:
     found = evaluate(
         methods, data, prompts=bench.preset.prompts // 10, key=bench.stream("score", "variances")
     )
-    adapted = on_adaptation_prompts(gated, prompts)
+    return OnVariances(found, on_adaptation_prompts(gated, prompts), bench.runs)
 
-    def table(name: str, v: float) -> dict[int, Score]:
-        at = all_variances.index(v) * runs
-        part = slice(at, at + runs)
-        return {
-            d: at_step(take_runs(found[name if name in found else f"{name}|{d}"], part), d) for d in DEPTHS
-        }
 
-    rows: list[Row] = []
+def rows_of(
+    curve: str, training: str, scores: dict[int, Score], v: float, scored_on: str = "fresh"
+) -> list[Row]:
+    """Log losses, and the same relative to the labels' variance."""
+    lines, shift = score_rows(curve, training, scores, scored_on), math.log(5 * v * v)
+    return lines + [dataclasses.replace(r, measure=RELATIVE, value=r.value - shift) for r in lines]
 
-    def add(curve: str, training: str, scores: dict[int, Score], v: float, scored_on: str = "fresh") -> None:
-        lines = score_rows(curve, training, scores, scored_on)
-        shift = math.log(5 * v * v)
-        rows.extend(lines)
-        rows.extend(dataclasses.replace(r, measure=RELATIVE, value=r.value - shift) for r in lines)
 
+def run(bench: Workbench) -> Outcome:
+    if "converged" not in bench.trainings:
+        return Outcome(published_rows("mixture_of_experts_ood"), [])
+    found, rows = on_variances(bench), []
     robust, better, against_ideal, against_best = [], [], [], []
-    for v in all_variances:
-        if v in EXPERTS:
-            add(f"variance {v:g}, 1 head", "converged", table("ideal", v), v)
-            continue
-        ours, at = table("3 heads", v), all_variances.index(v) * runs
-        add(f"variance {v:g}, 3 heads", "converged", ours, v)
-        own = {d: take_runs(score, slice(at, at + runs)) for d, score in adapted.items()}
-        add(f"variance {v:g}, 3 heads", "converged", own, v, "adaptation prompts")
-        singles = {e: table(f"expert {e:g}", v) for e in EXPERTS}
+    for v in UNSEEN:
+        ours, ideal = found.of("3 heads", v), found.of("ideal", v)
+        singles = {e: found.of(f"expert {e:g}", v) for e in EXPERTS}
+        name, adaptation = f"variance {v:g}, 3 heads", found.on_adaptation_prompts(v)
+        rows += rows_of(name, "converged", ours, v)
+        rows += rows_of(name, "converged", adaptation, v, "adaptation prompts")
         for e, scores in singles.items():
-            add(f"variance {v:g}, expert {e:g} as it is", "converged", scores, v)
-        add(f"variance {v:g}, CGD", "none", table("CGD", v), v)
+            rows += rows_of(f"variance {v:g}, expert {e:g} as it is", "converged", scores, v)
+        rows += rows_of(f"variance {v:g}, CGD", "none", found.of("CGD", v), v)
         best = min((scores[4].log_loss, e) for e, scores in singles.items())[1]
-        own_expert = table("ideal", v)
-        robust += [gap(ours[d], own_expert[d])[0] <= 0.1 for d in DEPTHS]
+        robust += [near(ours[d], ideal[d], 0.1) for d in DEPTHS]
         better += [below(ours[d], singles[best][d]) for d in DEPTHS]
-        against_ideal.append(f"variance {v:g}: {compare(ours, own_expert)}")
+        against_ideal.append(f"variance {v:g}: {compare(ours, ideal)}")
         against_best.append(f"variance {v:g} (expert {best:g}): {compare(ours, singles[best])}")
+    for v in EXPERTS:
+        rows += rows_of(f"variance {v:g}, 1 head", "converged", found.of("ideal", v), v)
     rows += setting_rows(bench) + published_rows("mixture_of_experts_ood")
     claims = [
         Claim(
