@@ -234,6 +234,17 @@ def test_what_makes_the_context_error_worse_is_not_kept() -> None:
     assert "unadapted model is returned" in found.note
 
 
+@pytest.mark.parametrize("setting", ["label-free", "labelled"])
+@pytest.mark.parametrize(("count", "first"), [(19, 0), (100, 80), (400, 0)])
+def test_a_fifth_of_few_prompts_judges_and_all_of_many(setting: str, count: int, first: int) -> None:
+    model, _ = gate_problem()  # two gates: 400 prompts are many
+    prompts = draw_prompts(lfom.LinearRegression([1.0, 0.7, 0.5], N, noise=0.1), jax.random.key(2), count)
+    found = adapt(model, prompts, setting=setting)
+    X, y = (jnp.moveaxis(a[first:], 0, -1) for a in (prompts.X, prompts.y))
+    for one, error in ((model, found.before), (found.model, found.after)):
+        np.testing.assert_allclose(error, [np.mean(context_error(one, X, y, 1))], rtol=1e-4)
+
+
 def test_a_prompt_whose_context_error_gets_worse_keeps_its_gates(batch: Prompt) -> None:
     model = mixture(heads(batch))
     found = adapt(model, batch, setting="per prompt")

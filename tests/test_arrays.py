@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import lfom.arrays
 from lfom.arrays import ONE_SUM, PROMPTS_LAST, dot, identity, matmat, matvec, pad_axes, transpose
 
 SIZES = [1, 3, ONE_SUM, ONE_SUM + 1, PROMPTS_LAST, PROMPTS_LAST + 1]
@@ -81,6 +82,22 @@ def test_derivatives_of_products_per_prompt_are_those_of_the_plain_ones(
         pairs = zip(differentiate(ours, (0, 1))(L, R), differentiate(plain, (0, 1))(L, R), strict=True)
         for found, wanted in pairs:
             np.testing.assert_allclose(found, wanted, atol=1e-12)
+
+
+@pytest.mark.parametrize("d", [1, 2, ONE_SUM])
+def test_short_sums_as_loops_are_the_same(d: int, monkeypatch: pytest.MonkeyPatch, x64: None) -> None:
+    """What a compiler gets that hands sums over."""
+    M, v = jnp.asarray(normal(0, 2, d, 4)), jnp.asarray(normal(1, d, 4))
+
+    def value(M: jax.Array, v: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.sin(matvec(M, v)) ** 2)
+
+    once = value(M, v), *jax.grad(value, (0, 1))(M, v)
+    monkeypatch.setattr(lfom.arrays, "sums_are_handed_over", lambda: True)
+    assert jax.default_backend() != "cpu" or "scan" in str(jax.make_jaxpr(matvec)(M, v))
+    again = value(M, v), *jax.grad(value, (0, 1))(M, v)
+    for found, wanted in zip(again, once, strict=True):
+        np.testing.assert_allclose(found, wanted, atol=1e-13)
 
 
 def test_small_operations_act_on_the_leading_axes() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -17,8 +18,9 @@ import lfom.reproduce
 from lfom.checks import InputError
 from lfom.cli import app
 from lfom.experiments import EXPERIMENTS
-from lfom.experiments.workbench import Claim, Outcome, Row, Workbench, verdict
+from lfom.experiments.workbench import Claim, Outcome, Row, Workbench, below, near, verdict
 from lfom.reproduce import MARK, reproduce
+from lfom.training import Score
 
 
 def outcome(value: float = -1.0) -> Outcome:
@@ -207,3 +209,18 @@ def test_streams_of_different_names_differ() -> None:
     bench = Workbench(runs=1)
     keys = [str(bench.stream(*names)) for names in [("ab", "c"), ("ba", "c"), ("a", "bc"), ("abc",)]]
     assert len(set(keys)) == 4
+
+
+def test_doubt_is_never_in_our_favour() -> None:
+    """Differences of .1 and .3 from run to run: .2 on average, with a standard error of .1."""
+
+    def score(*log_losses: float) -> Score:
+        mean = np.exp(np.asarray(log_losses))[:, None]
+        return Score("", mean, 0 * mean, mean, 1)
+
+    ours, theirs = score(0.1, 0.3), score(0.0, 0.0)
+    assert near(ours, theirs, 0.2001)
+    assert not near(ours, theirs, 0.19)  # within two standard errors, but above on average
+    assert not below(theirs, ours, 0.01)  # below on average, but within two standard errors
+    assert below(theirs, score(0.2, 0.2), 0.01)
+    assert not near(score(np.nan, 0.0), theirs, 1.0)

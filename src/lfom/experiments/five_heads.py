@@ -40,7 +40,7 @@ TRAINED = (
     "Bank with scalar coefficients (own coefficient 1), full A. paper: Adam on fresh prompts. converged: "
     "least squares for one head; five summed heads are the same class, so their optimum is that model with "
     "every A split at random into five that add up to it. Varying covariance: zero means, variance 0.5, 1 or 2 by prompt, depth 2, trained by Adam "
-    "(1,000 steps, 200 prompts resampled every 20) with B. Scored on fresh prompts."
+    "(1,000 steps, 1,000 prompts resampled every 20) with B. Scored on fresh prompts."
 )
 X_LABEL = {"log_loss": "layers", "training_log_loss": "Adam steps (depth 4)"}
 ONE, FIVE, HEADS = "Memformer, own 1", "Memformer, 5 heads", 5

@@ -90,7 +90,7 @@ class Score:
 
 def log_floor(value: Any) -> np.ndarray:
     value = np.asarray(value, np.float64)
-    return np.where(value > math.exp(FLOOR), np.log(np.maximum(value, 1e-300)), FLOOR)
+    return np.where(value <= math.exp(FLOOR), FLOOR, np.log(np.maximum(value, 1e-300)))  # NaN stays NaN
 
 
 class _Horner(eqx.Module):
