@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 import lfom
-from lfom.optimum import with_preconditioner
+from lfom.limits.optimum import with_preconditioner
 
 RUNS, DEPTH, CONTEXT, FRESH = 5, 7, 20, 500_000
 MODELS = {"Linear Transformer": {"memory": "none"}, "bank, untied": {"memory": "bank"}}

@@ -8,7 +8,7 @@ import numpy as np
 import lfom
 from lfom.bench.solve import errors_after
 from lfom.families import FAMILIES, diffusion, table
-from lfom.learning.statuses import FALLBACK
+from lfom.solving.statuses import FALLBACK
 
 
 def regressions() -> Iterator[tuple[str, Any]]:

@@ -2,17 +2,16 @@
 
 import importlib.util
 from collections.abc import Iterator
-from pathlib import Path
 
 import jax
 import pytest
 from jaxtyping import install_import_hook
 
-# The modules directly under lfom, and lfom.bench; installed before the first import of lfom.
-SOURCE = Path(__file__).parents[1] / "src" / "lfom"
-CHECKED = [f"lfom.{file.stem}" for file in SOURCE.glob("*.py") if not file.stem.startswith("__")]
+# Installed before the first import of lfom: every module is checked.
 if importlib.util.find_spec("beartype"):  # not on every machine that runs the tests
-    install_import_hook([*CHECKED, "lfom.bench"], "beartype.beartype")
+    install_import_hook(
+        [f"lfom.{name}" for name in ("core", "prompts", "methods", "limits", "bench")], "beartype.beartype"
+    )
 
 
 # With --dist loadfile the tests of a file stay in one process, which compiles and learns what they share

@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lfom.coefficients import Coefficient, Diagonal, Hadamard, Pair, Rows, Scalar, TokenWise
-from lfom.distributions import Distribution
-from lfom.memories import Bank, Forget, Memory, Register
-from lfom.preconditioners import Full
-from lfom.problems import Quadratic
-from lfom.prompts import Prompt, prompt_from_arrays
-from lfom.readers import Gradient
+from lfom.core.coefficients import Coefficient, Diagonal, Hadamard, Pair, Rows, Scalar, TokenWise
+from lfom.core.memories import Bank, Forget, Memory, Register
+from lfom.core.preconditioners import Full
+from lfom.core.problems import Quadratic
+from lfom.core.readers import Gradient
+from lfom.prompts.distributions import Distribution
+from lfom.prompts.prompt import Prompt, prompt_from_arrays
 
 
 def make_prompt(seed: int, n: int, d: int, noise: float = 0.0, correlated: bool = True) -> Prompt:

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from lfom.checks import InputError
 from lfom.cli import app
 from lfom.commands.adapt import read_prompts
+from lfom.core.checks import InputError
 from lfom.training import LeastSquares, State
 from lfom.training.checkpoints import Checkpoint, save
 from lfom.training.configuration import Configuration

@@ -14,12 +14,12 @@ from lfom import InputError, Mixture, PerPrompt, PerRun, Prompt, adapt, memforme
 from lfom.adaptation import held_out
 from lfom.adaptation.held_out import asked_tokens, context_error, fold_size, folds_in_turn
 from lfom.adaptation.per_prompt import context_question, solve, starts
-from lfom.memories import Forget
-from lfom.preconditioners import Full
-from lfom.problems import Quadratic
-from lfom.readers import Gradient
+from lfom.core.memories import Forget
+from lfom.core.preconditioners import Full
+from lfom.core.problems import Quadratic
+from lfom.core.readers import Gradient
+from lfom.core.unroll import Method
 from lfom.training import LeastSquares, fit
-from lfom.unroll import Method
 from tests.helpers import draw_prompts, gd_reader, linear_memories, make_batch, make_prompt, relative
 
 D, N, DEPTH = 3, 8, 2
@@ -126,7 +126,7 @@ def test_per_prompt_gates_never_fit_the_context_worse_than_any_start(
 
     @eqx.filter_jit
     def error(model: Mixture) -> Any:
-        return jnp.sum(lfom.unroll.last_residual(model, question) ** 2, axis=0)
+        return jnp.sum(lfom.core.unroll.last_residual(model, question) ** 2, axis=0)
 
     found = eqx.filter_jit(PerPrompt.adapted)(PerPrompt(model), question)
     assert found.gates.shape == (*model.gates.shape, 40)

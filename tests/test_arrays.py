@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import lfom.arrays
-from lfom.arrays import ONE_SUM, PROMPTS_LAST, dot, identity, matmat, matvec, pad_axes, transpose
+import lfom.core.arrays
+from lfom.core.arrays import ONE_SUM, PROMPTS_LAST, dot, identity, matmat, matvec, pad_axes, transpose
 
 SIZES = [1, 3, ONE_SUM, ONE_SUM + 1, PROMPTS_LAST, PROMPTS_LAST + 1]
 
@@ -93,7 +93,7 @@ def test_short_sums_as_loops_are_the_same(d: int, monkeypatch: pytest.MonkeyPatc
         return jnp.sum(jnp.sin(matvec(M, v)) ** 2)
 
     once = value(M, v), *jax.grad(value, (0, 1))(M, v)
-    monkeypatch.setattr(lfom.arrays, "sums_are_handed_over", lambda: True)
+    monkeypatch.setattr(lfom.core.arrays, "sums_are_handed_over", lambda: True)
     assert jax.default_backend() != "cpu" or "scan" in str(jax.make_jaxpr(matvec)(M, v))
     again = value(M, v), *jax.grad(value, (0, 1))(M, v)
     for found, wanted in zip(again, once, strict=True):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from lfom.checks import InputError
+from lfom.core.checks import InputError
 from lfom.training import LeastSquares, State, checkpoints, fit
 from lfom.training.adam import Adam
 from lfom.training.checkpoints import Checkpoint, load, load_model, save

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lfom import InputError, checks
+from lfom import InputError
+from lfom.core import checks
 
 
 def says(*parts: str) -> str:

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lfom.coefficients import Coefficient, Pair, Scalar
-from lfom.memories import Bank, Forget, Memory, Register, scalar_bank
-from lfom.problems import Tokens
-from lfom.states import Direction, Track
+from lfom.core.coefficients import Coefficient, Pair, Scalar
+from lfom.core.memories import Bank, Forget, Memory, Register, scalar_bank
+from lfom.core.problems import Tokens
+from lfom.core.states import Direction, Track
 from tests.helpers import coefficient
 
 D, N, DEPTH = 2, 4, 3

@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from lfom import compiler
+from lfom.core import compiler
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from lfom import (
     LinearRegression,
     haar_rotation,
 )
-from lfom.distributions import bartlett_factor
-from lfom.problems import Quadratic
+from lfom.core.problems import Quadratic
+from lfom.prompts.distributions import bartlett_factor
 from tests.helpers import draw_prompts, draw_quadratics
 
 PROMPTS = 20_000

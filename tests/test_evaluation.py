@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from lfom import LinearRegression, conjugate_gradient, evaluate, gradient_descent, memformer, nesterov
-from lfom.checks import InputError
-from lfom.methods import preconditioned_gradient_descent
-from lfom.optimum import exact_optimum, with_preconditioner
-from lfom.problems import Quadratic
+from lfom.core.checks import InputError
+from lfom.core.problems import Quadratic
+from lfom.core.trees import stack
+from lfom.core.unroll import losses
+from lfom.limits.optimum import exact_optimum, with_preconditioner
+from lfom.methods.classical import preconditioned_gradient_descent
 from lfom.training import PerRun, evaluation
 from lfom.training.evaluation import evaluate_on
 from lfom.training.parameters import truncate
-from lfom.trees import stack
-from lfom.unroll import losses
 from tests.helpers import draw_prompts, draw_quadratics
 
 SPECTRA, CONTEXT, CHUNK = ([1.0, 0.5], [2.0, 0.25]), 8, 40

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lfom.checks import InputError
+from lfom.core.checks import InputError
 from lfom.families import FAMILIES, deblurring, diffusion, digits, table
 from lfom.families.family import PARTS, split
 

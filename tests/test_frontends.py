@@ -24,13 +24,13 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 
 import lfom
-from lfom.checks import InputError
+from lfom.core.checks import InputError
 from lfom.frontends import InContextRegressor, LearnedSolver, learned_transformation
-from lfom.learning import preconditioners as pre
-from lfom.learning.method import Accuracy, Record
-from lfom.learning.solving import Plan
-from lfom.learning.steps import Bank, Conjugate, Register
-from lfom.learning.structures import parse
+from lfom.solving import preconditioners as pre
+from lfom.solving.method import Accuracy, Record
+from lfom.solving.solving import Plan
+from lfom.solving.steps import Bank, Conjugate, Register
+from lfom.solving.structures import parse
 from tests.learned_problems import classifications, diffusion, logistic
 
 pytestmark = pytest.mark.usefixtures("x64")

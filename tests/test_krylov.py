@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from lfom import LinearRegression, memformer
-from lfom.problems import Quadratic
-from lfom.readers import Gradient
+from lfom.core.problems import Quadratic
+from lfom.core.readers import Gradient
+from lfom.core.unroll import Method, unroll
 from lfom.training import direct, krylov
 from lfom.training.least_squares import DAMPING
 from lfom.training.parameters import from_scale, parameters
 from lfom.training.sources import sources
 from lfom.training.state import Setting
-from lfom.unroll import Method, unroll
 from tests.helpers import draw_prompts, draw_quadratics
 
 MODELS: list[dict[str, Any]] = [

@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lfom import Method, Prompt, run
-from lfom.memories import Conjugate, Memory
-from lfom.preconditioners import Full, One
-from lfom.readers import Gradient
+from lfom.core.memories import Conjugate, Memory
+from lfom.core.preconditioners import Full, One
+from lfom.core.readers import Gradient
 from tests.helpers import gd_reader, linear_memories, make_batch, make_prompt, relative
 
 N, D, DEPTH = 7, 3, 3

@@ -11,14 +11,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import lfom
-from lfom.checks import InputError
-from lfom.learning import preconditioners as pre
-from lfom.learning.batches import piece
-from lfom.learning.certificate import certify, residual_polynomials
-from lfom.learning.learn import _affordable
-from lfom.learning.quadratics import Matrices, matrices, norms
-from lfom.learning.steps import as_bank, best_register, conjugate_steps
-from lfom.learning.structures import available, parse
+from lfom.core.checks import InputError
+from lfom.solving import preconditioners as pre
+from lfom.solving.batches import piece
+from lfom.solving.certificate import certify, residual_polynomials
+from lfom.solving.learn import _affordable
+from lfom.solving.quadratics import Matrices, matrices, norms
+from lfom.solving.steps import as_bank, best_register, conjugate_steps
+from lfom.solving.structures import available, parse
 from tests.learned_problems import (
     GRADIENT_STEPS,
     classifications,
@@ -255,8 +255,8 @@ def test_one_problem_is_a_batch_of_one() -> None:
 def test_pieces_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     method, fresh = learned("scalar"), regressions(count=14, seed=6)
     assert piece(fresh) == 14
-    monkeypatch.setattr("lfom.learning.batches.SMALL", 0)
-    monkeypatch.setattr("lfom.learning.batches.PIECE", sum(x.nbytes for x in jax.tree.leaves(fresh)) // 3)
+    monkeypatch.setattr("lfom.solving.batches.SMALL", 0)
+    monkeypatch.setattr("lfom.solving.batches.PIECE", sum(x.nbytes for x in jax.tree.leaves(fresh)) // 3)
     assert piece(fresh) == 2
     solution = method.solve(fresh)  # of a size that was not compiled before
     kept = np.isin(solution.status, (0, 1))

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import lfom
-from lfom.checks import InputError
-from lfom.learning import statuses
+from lfom.core.checks import InputError
+from lfom.solving import statuses
 from tests.learned_problems import (
     classifications,
     energies,

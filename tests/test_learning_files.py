@@ -11,8 +11,8 @@ import safetensors.numpy
 from typer.testing import CliRunner
 
 import lfom
-from lfom.checks import InputError
 from lfom.cli import app
+from lfom.core.checks import InputError
 from tests.learned_problems import fresh_regressions, learned, regressions
 
 pytestmark = pytest.mark.usefixtures("x64")

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from lfom import InputError, gradient_descent, run
-from lfom.memformer import GAMMAS, MEMORIES, PRECONDITIONERS, linear_transformer, memformer, mixture
-from lfom.memories import Bank, Conjugate, Forget, Register
-from lfom.preconditioners import Full
-from lfom.readers import Gradient, Heads
+from lfom.core.memories import Bank, Conjugate, Forget, Register
+from lfom.core.preconditioners import Full
+from lfom.core.readers import Gradient, Heads
+from lfom.methods.memformer import GAMMAS, MEMORIES, PRECONDITIONERS, linear_transformer, memformer, mixture
 from tests.helpers import make_prompt
 
 KEY = jax.random.key(0)

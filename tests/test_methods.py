@@ -15,14 +15,14 @@ from lfom import (
     LinearRegression,
     Method,
     lfom_coefficients,
-    methods,
     reference,
     run,
 )
-from lfom.memories import Forget
-from lfom.preconditioners import Full, Scaled
-from lfom.readers import Gradient
-from lfom.unroll import losses
+from lfom.core.memories import Forget
+from lfom.core.preconditioners import Full, Scaled
+from lfom.core.readers import Gradient
+from lfom.core.unroll import losses
+from lfom.methods import classical
 from tests.helpers import draw_quadratics, make_batch, make_prompt, matrices, relative, safe_step
 
 STEPS = 4
@@ -166,7 +166,7 @@ def test_chebyshev_has_the_smallest_polynomial_on_its_interval(x64: None) -> Non
 
 
 def test_heavy_ball_constants_for_an_interval(x64: None) -> None:
-    found = methods.heavy_ball_for(0.25, 1.0, 2).memory
+    found = classical.heavy_ball_for(0.25, 1.0, 2).memory
     np.testing.assert_allclose(found.alpha, 16 / 9)  # type: ignore[attr-defined]
     np.testing.assert_allclose(found.gamma, 1 / 9)  # type: ignore[attr-defined]
 
@@ -220,7 +220,7 @@ def test_least_squares_and_ridge_are_exact(n: int, d: int, x64: None) -> None:
         (lambda: lfom.momentum(0.0, 0.1, 2), r"eta is \[0\.0, 0\.0\]: .*may be 0. To stand still, run fewer"),
         (lambda: lfom.chebyshev(0.0, 1.0, 2), r"lowest is 0\.0: every entry must be greater than 0"),
         (lambda: lfom.chebyshev(1.0, 0.5, 2), r"highest is 0\.5: it must be greater than lowest \(1\.0\)"),
-        (lambda: methods.heavy_ball_for(-1.0, 1.0, 2), r"lowest is -1\.0"),
+        (lambda: classical.heavy_ball_for(-1.0, 1.0, 2), r"lowest is -1\.0"),
         (lambda: lfom.lfom(np.ones((2, 3))), r"coefficients has shape \(2, 3\): pass \(steps, steps\)"),
         (lambda: lfom.lfom(np.ones((2, 2), int)), "coefficients has dtype int64"),
         (lambda: lfom.gd_plus_plus(np.eye(2), np.ones((2, 3)), 2), r"B has shape \(2, 3\): pass \(d, d\)"),

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 import lfom
 from lfom import InputError, Method, Prompt, memformer, mixture, run
-from lfom.memories import Conjugate, Forget
-from lfom.preconditioners import Identity, One
-from lfom.problems import Examples, Objective, Quadratic, Tokens
-from lfom.readers import Gradient, Heads, Normalised, Reader
+from lfom.core.memories import Conjugate, Forget
+from lfom.core.preconditioners import Identity, One
+from lfom.core.problems import Examples, Objective, Quadratic, Tokens
+from lfom.core.readers import Gradient, Heads, Normalised, Reader
 from lfom.training import LeastSquares, fit
 from tests.helpers import gd_reader, linear_memories, make_prompt, relative
 
@@ -76,9 +76,9 @@ def test_every_problem_knows_its_scale(x64: None) -> None:
         np.testing.assert_allclose(problem.mean_eigenvalue(), np.mean(np.asarray(prompt.X) ** 2), rtol=1e-12)
     empty = Quadratic(jnp.zeros((D, D)), jnp.zeros(D), jnp.zeros((1, D)), jnp.zeros(1))
     model = Method(Normalised(Gradient(Identity())), Forget(jnp.ones(1)), 1)
-    assert not np.asarray(lfom.unroll.last_residual(model, empty)).any()  # not NaN
+    assert not np.asarray(lfom.core.unroll.last_residual(model, empty)).any()  # not NaN
     with pytest.raises(InputError, match="normalised readers need a quadratic"):
-        lfom.unroll.unroll(model, Objective(lambda w: jnp.sum(w**4), jnp.ones(D)))
+        lfom.core.unroll.unroll(model, Objective(lambda w: jnp.sum(w**4), jnp.ones(D)))
 
 
 def test_normalised_models_are_built_trained_and_mixed() -> None:

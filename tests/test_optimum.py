@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lfom import PUBLISHED_SPECTRUM, InputError, LinearRegression
-from lfom.optimum import Optimum, exact_optimum, sampled_optimum, wishart_moment, with_preconditioner
+from lfom.limits.optimum import Optimum, exact_optimum, sampled_optimum, wishart_moment, with_preconditioner
 from tests.helpers import draw_quadratics
 
 PRECONDITIONED = [0.1431, -1.0182, -2.0128, -2.9013, -3.698, -4.420, -5.078, -5.683, -6.244, -6.768]

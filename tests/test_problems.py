@@ -4,8 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lfom.problems import Examples, Objective, Problem, Quadratic, Tokens
-from lfom.states import Direction, Track
+from lfom.core.problems import Examples, Objective, Problem, Quadratic, Tokens
+from lfom.core.states import Direction, Track
 from tests.helpers import make_prompt
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lfom.checks import InputError
+from lfom.core.checks import InputError
 from lfom.report import is_finished, plot_experiment, read_experiment, write_report
 from lfom.report.results import COLUMNS
 from lfom.report.series import error_note, panels

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 import lfom.commands.reproduce
 import lfom.reproduce
-from lfom.checks import InputError
 from lfom.cli import app
+from lfom.core.checks import InputError
 from lfom.experiments import EXPERIMENTS
 from lfom.experiments.workbench import Claim, Outcome, Row, Workbench, below, near, verdict
 from lfom.reproduce import MARK, reproduce

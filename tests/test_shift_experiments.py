@@ -14,8 +14,10 @@ import pytest
 from lfom import LinearRegression, memformer, run
 from lfom.bench import BENCHMARKS
 from lfom.bench.adapt import bench_adapt
-from lfom.coefficients import NoSuchView
-from lfom.distributions import GaussianMixture
+from lfom.core.coefficients import NoSuchView
+from lfom.core.problems import Examples, Quadratic
+from lfom.core.readers import Normalised
+from lfom.core.unroll import unroll
 from lfom.experiments import EXPERIMENTS, adaptation_shifts, how_many_experts, workbench
 from lfom.experiments.adaptation_shifts import BUDGETS, claims
 from lfom.experiments.drawn import Drawn, Rescaled, drawn
@@ -36,13 +38,11 @@ from lfom.experiments.shifted import (
     union_data,
 )
 from lfom.experiments.workbench import Workbench
-from lfom.problems import Examples, Quadratic
-from lfom.prompts import Prompt
-from lfom.readers import Normalised
-from lfom.shifts import HeavyTailed, RandomScale
+from lfom.prompts.distributions import GaussianMixture
+from lfom.prompts.prompt import Prompt
+from lfom.prompts.shifts import HeavyTailed, RandomScale
 from lfom.training import Fit, PerRun, Score
 from lfom.training.parameters import parameters
-from lfom.unroll import unroll
 from tests.helpers import draw_prompts, draw_quadratics
 
 SPECTRUM = [1.0, 0.5, 0.25]

@@ -19,10 +19,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import lfom
-from lfom.checks import InputError
 from lfom.cli import app
 from lfom.commands.progress import TrainingProgress, estimate, stages
 from lfom.commands.train import known_optimum
+from lfom.core.checks import InputError
 from lfom.training import LeastSquares, State
 from lfom.training.adam import Adam
 from lfom.training.checkpoints import load, load_model
@@ -234,7 +234,7 @@ def small(**changes: Any) -> Configuration:
 
 
 def test_the_optimum_is_shown_only_where_no_model_gets_below_it() -> None:
-    assert known_optimum(small()) == pytest.approx(lfom.optimum.exact_optimum(2, 8, 2).log_loss)
+    assert known_optimum(small()) == pytest.approx(lfom.exact_optimum(2, 8, 2).log_loss)
     assert known_optimum(small(covariates=True)) is None
     assert known_optimum(small(memory="conjugate")) is None
     assert known_optimum(small(preconditioner="scalar")) is None

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from lfom import Adam, LeastSquares, LinearRegression, PerRun, conjugate_gradient, evaluate, fit, memformer
-from lfom.checks import InputError
-from lfom.memories import Bank, Conjugate, Forget, Register
-from lfom.optimum import exact_optimum, with_preconditioner
-from lfom.problems import Quadratic
+from lfom.core.checks import InputError
+from lfom.core.memories import Bank, Conjugate, Forget, Register
+from lfom.core.problems import Quadratic
+from lfom.core.trees import stack
+from lfom.core.unroll import last_residual
+from lfom.limits.optimum import exact_optimum, with_preconditioner
 from lfom.training.adam import clip_groups
 from lfom.training.direct import jacobian
 from lfom.training.parameters import parameters
-from lfom.trees import stack
-from lfom.unroll import last_residual
 from tests.helpers import make_batch
 
 KEY = jax.random.key(3)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from lfom import PUBLISHED_SPECTRUM, LinearRegression, gradient_descent, momentum, nesterov, tune
-from lfom.problems import Quadratic
-from lfom.tuning import _mean_losses
-from lfom.unroll import losses
+from lfom.core.problems import Quadratic
+from lfom.core.unroll import losses
+from lfom.training.tuning import _mean_losses
 from tests.helpers import draw_quadratics
 
 

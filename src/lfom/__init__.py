@@ -3,25 +3,11 @@
 import importlib.metadata
 
 from lfom.adaptation import Adaptation, PerPrompt, adapt
-from lfom.checks import InputError
-from lfom.distributions import (
-    PUBLISHED_SPECTRUM,
-    TEXT_SPECTRUM,
-    GaussianMixture,
-    LinearRegression,
-    haar_rotation,
-)
-from lfom.learning import (
-    ConvexLosses,
-    LearnedMethod,
-    LeastSquaresProblems,
-    LinearSystems,
-    Solution,
-    learn,
-    load_method,
-)
-from lfom.memformer import linear_transformer, memformer, mixture
-from lfom.methods import (
+from lfom.core.checks import InputError
+from lfom.core.unroll import Method, Mixture, Trajectory, run
+from lfom.limits.optimum import exact_optimum, sampled_optimum
+from lfom.methods import theorems
+from lfom.methods.classical import (
     chebyshev,
     conjugate_gradient,
     gd_plus_plus,
@@ -35,12 +21,27 @@ from lfom.methods import (
     preconditioned_gradient_descent,
     ridge,
 )
-from lfom.optimum import exact_optimum, sampled_optimum
-from lfom.prompts import Prompt, prompt_from_arrays
-from lfom.shifts import AnyOf, HeavyTailed, RandomScale, turn
+from lfom.methods.memformer import linear_transformer, memformer, mixture
+from lfom.prompts.distributions import (
+    PUBLISHED_SPECTRUM,
+    TEXT_SPECTRUM,
+    GaussianMixture,
+    LinearRegression,
+    haar_rotation,
+)
+from lfom.prompts.prompt import Prompt, prompt_from_arrays
+from lfom.prompts.shifts import AnyOf, HeavyTailed, RandomScale, turn
+from lfom.solving import (
+    ConvexLosses,
+    LearnedMethod,
+    LeastSquaresProblems,
+    LinearSystems,
+    Solution,
+    learn,
+    load_method,
+)
 from lfom.training import Adam, Fit, LeastSquares, PerRun, Score, evaluate, fit
-from lfom.tuning import tune
-from lfom.unroll import Method, Mixture, Trajectory, run
+from lfom.training.tuning import tune
 
 try:
     __version__ = importlib.metadata.version("lfom")
@@ -96,6 +97,7 @@ __all__ = [
     "Score",
     "Solution",
     "TEXT_SPECTRUM",
+    "theorems",
     "Trajectory",
     "tune",
     "turn",

@@ -10,14 +10,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from lfom.checks import InputError, known
 from lfom.commands.adapt import adapt_command
 from lfom.commands.evaluate import evaluate_command
 from lfom.commands.inspect import inspect_command
 from lfom.commands.learn import learn_command
 from lfom.commands.solve import solve_command
 from lfom.commands.train import train_command
-from lfom.compiler import keep_sums
+from lfom.core.checks import InputError, known
+from lfom.core.compiler import keep_sums
 
 app = typer.Typer(
     no_args_is_help=True,

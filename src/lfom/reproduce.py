@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import lfom
-from lfom import checks
-from lfom.checks import InputError
+from lfom.core import checks
+from lfom.core.checks import InputError
 from lfom.experiments import EXPERIMENTS
 from lfom.experiments.workbench import PRESETS, Outcome, Workbench
 from lfom.report import plot_experiment, read_experiment, write_report

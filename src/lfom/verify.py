@@ -12,14 +12,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lfom import methods, reference, theorems
-from lfom.coefficients import NoSuchView
-from lfom.memformer import GAMMAS, memformer, mixture
-from lfom.memories import Bank, Conjugate, Forget, Memory, Register
-from lfom.preconditioners import Full
-from lfom.prompts import Prompt, prompt_from_arrays
-from lfom.readers import Gradient, Heads
-from lfom.unroll import Algorithm, Method, run
+from lfom import reference
+from lfom.core.coefficients import NoSuchView
+from lfom.core.memories import Bank, Conjugate, Forget, Memory, Register
+from lfom.core.preconditioners import Full
+from lfom.core.readers import Gradient, Heads
+from lfom.core.unroll import Algorithm, Method, run
+from lfom.methods import classical as methods
+from lfom.methods import theorems
+from lfom.methods.memformer import GAMMAS, memformer, mixture
+from lfom.prompts.prompt import Prompt, prompt_from_arrays
 
 TOLERANCE = 1e-10
 

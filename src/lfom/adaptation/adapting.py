@@ -19,19 +19,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from lfom import checks
 from lfom.adaptation.held_out import asked_tokens, context_error, fold_size, folds_in_turn, hold_out
 from lfom.adaptation.per_prompt import STEPS, PerPrompt, no_gates, with_gates
 from lfom.adaptation.shared import Budget, build, chunked, fit_shared, total_losses, vector_of
-from lfom.checks import InputError
-from lfom.preconditioners import Full, One, Shared
-from lfom.problems import Quadratic
-from lfom.prompts import Prompt, prompt_from_arrays
-from lfom.threads import in_threads
+from lfom.core import checks
+from lfom.core.checks import InputError
+from lfom.core.preconditioners import Full, One, Shared
+from lfom.core.problems import Quadratic
+from lfom.core.threads import in_threads
+from lfom.core.trees import stack, take
+from lfom.core.unroll import Algorithm, Mixture
+from lfom.prompts.prompt import Prompt, prompt_from_arrays
 from lfom.training.evaluation import PerRun
 from lfom.training.parameters import KINDS, parameters
-from lfom.trees import stack, take
-from lfom.unroll import Algorithm, Mixture
 
 SETTINGS = ("labelled", "label-free", "per prompt")
 SHARED_STEPS = 20

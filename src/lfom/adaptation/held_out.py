@@ -10,9 +10,9 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float, Int
 
-from lfom.checks import InputError, count
-from lfom.problems import Quadratic
-from lfom.unroll import Algorithm, last_residual
+from lfom.core.checks import InputError, count
+from lfom.core.problems import Quadratic
+from lfom.core.unroll import Algorithm, last_residual
 
 MOST_ASKED = 8_000  # folds of all prompts together; more prompts ask for fewer folds each
 MOST_FOLDS = 20  # one token at a time up to this many; more tokens are held out several at once

@@ -18,11 +18,11 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
-from lfom import checks
-from lfom.arrays import PROMPTS_LAST, pad_axes, transpose
-from lfom.checks import InputError
-from lfom.problems import Examples, Problem, Quadratic, Tokens
-from lfom.unroll import Algorithm, Mixture, last_residual
+from lfom.core import checks
+from lfom.core.arrays import PROMPTS_LAST, pad_axes, transpose
+from lfom.core.checks import InputError
+from lfom.core.problems import Examples, Problem, Quadratic, Tokens
+from lfom.core.unroll import Algorithm, Mixture, last_residual
 
 STEPS = 4
 FIRST_DAMPING = 1e-2  # relative to the diagonal; a tenth after a step that helped, tenfold otherwise

@@ -16,11 +16,11 @@ import numpy as np
 from jax import Array
 
 from lfom.adaptation.per_prompt import starts, with_gates
-from lfom.problems import Quadratic
-from lfom.threads import in_threads
+from lfom.core.problems import Quadratic
+from lfom.core.threads import in_threads
+from lfom.core.unroll import Mixture, last_residual
 from lfom.training.direct import damped_steps, normal_equations
 from lfom.training.parameters import Parameters, parameters
-from lfom.unroll import Mixture, last_residual
 
 DAMPING = (1e-6, 1e-3, 1e-1, 1.0)  # steps tried, relative to diag(J^T J)
 GAIN = 1e-4  # a relative gain below this in every run ends the adaptation

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 from lfom.adaptation import adapt
 from lfom.adaptation.per_prompt import STEPS
 from lfom.bench.timing import Row, side_by_side
-from lfom.distributions import LinearRegression
-from lfom.memformer import memformer, mixture
-from lfom.prompts import Prompt
-from lfom.unroll import Mixture
+from lfom.core.unroll import Mixture
+from lfom.methods.memformer import memformer, mixture
+from lfom.prompts.distributions import LinearRegression
+from lfom.prompts.prompt import Prompt
 
 LOOPED = 50  # prompts that the plain loop is timed on
 

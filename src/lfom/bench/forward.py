@@ -12,13 +12,13 @@ import jax.numpy as jnp
 from jax import Array
 
 from lfom.bench.timing import Row, side_by_side
-from lfom.distributions import LinearRegression
-from lfom.memories import Register
-from lfom.preconditioners import Full
-from lfom.problems import Examples, Quadratic, Tokens
-from lfom.prompts import Prompt
-from lfom.readers import Gradient
-from lfom.unroll import Method, unroll
+from lfom.core.memories import Register
+from lfom.core.preconditioners import Full
+from lfom.core.problems import Examples, Quadratic, Tokens
+from lfom.core.readers import Gradient
+from lfom.core.unroll import Method, unroll
+from lfom.prompts.distributions import LinearRegression
+from lfom.prompts.prompt import Prompt
 
 
 def bench_forward(prompts: int = 1_000, n: int = 200, d: int = 50, depth: int = 4) -> list[Row]:

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from lfom.learning.problems import ConvexLosses, Problems
+from lfom.solving.problems import ConvexLosses, Problems
 
 
 @dataclass(frozen=True)

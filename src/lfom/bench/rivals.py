@@ -24,9 +24,9 @@ from lfom.bench.rival import Rival
 from lfom.bench.timing import side_by_side
 from lfom.bench.views import View, view
 from lfom.families import digits
-from lfom.learning.batches import piece
-from lfom.learning.problems import ConvexLosses, LeastSquaresProblems, LinearSystems
-from lfom.learning.quadratics import Matrices
+from lfom.solving.batches import piece
+from lfom.solving.problems import ConvexLosses, LeastSquaresProblems, LinearSystems
+from lfom.solving.quadratics import Matrices
 
 MEMORY = 10  # pairs that L-BFGS keeps: the default of SciPy, JAX and Optax; not tuned
 TRIAL_STEPS = 10  # to find out whether a batch is faster in pieces

@@ -23,10 +23,10 @@ from lfom.bench.rival import Rival, Score, in_double
 from lfom.bench.rivals import baseline, rivals
 from lfom.bench.timing import all_times
 from lfom.bench.views import optimum
-from lfom.checks import count, known
+from lfom.core.checks import count, known
 from lfom.families import FAMILIES, Family
-from lfom.learning.learn import learn
-from lfom.learning.problems import ConvexLosses
+from lfom.solving.learn import learn
+from lfom.solving.problems import ConvexLosses
 
 BUDGET = 8  # steps the methods are learned for
 ACCURACIES = (1e-2, 1e-4)

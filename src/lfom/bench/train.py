@@ -14,13 +14,13 @@ import optax
 from jax import Array
 
 from lfom.bench.timing import Row, side_by_side
-from lfom.distributions import PUBLISHED_SPECTRUM, LinearRegression, haar_rotation
-from lfom.memformer import linear_transformer
-from lfom.problems import Quadratic, Tokens
+from lfom.core.problems import Quadratic, Tokens
+from lfom.core.unroll import last_residual, unroll
+from lfom.methods.memformer import linear_transformer
+from lfom.prompts.distributions import PUBLISHED_SPECTRUM, LinearRegression, haar_rotation
 from lfom.training.adam import Adam, clip_groups, make_block
 from lfom.training.direct import normal_equations
 from lfom.training.parameters import from_scale, parameters
-from lfom.unroll import last_residual, unroll
 
 RUNS, DEPTH, D, CONTEXT, BATCH = 5, 4, 5, 20, 1_000
 

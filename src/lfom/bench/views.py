@@ -21,7 +21,7 @@ from scipy.sparse.linalg import LinearOperator
 from lfom.bench.loops import conjugate_gradients
 from lfom.bench.rival import in_double
 from lfom.families import deblurring
-from lfom.learning.problems import LeastSquaresProblems, LinearSystems
+from lfom.solving.problems import LeastSquaresProblems, LinearSystems
 
 MOST_STEPS = 5_000  # of the reference solution
 LANCZOS = 400  # steps for the extreme eigenvalues

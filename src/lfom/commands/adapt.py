@@ -15,18 +15,18 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from lfom import checks
 from lfom.adaptation import SETTINGS, Adaptation, adapt
-from lfom.checks import InputError
-from lfom.distributions import Distribution, LinearRegression
-from lfom.memformer import GATINGS, mixture
-from lfom.methods import conjugate_gradient
-from lfom.prompts import Prompt, prompt_from_arrays
-from lfom.shifts import HeavyTailed, turn
+from lfom.core import checks
+from lfom.core.checks import InputError
+from lfom.core.unroll import Algorithm, Mixture, run
+from lfom.methods.classical import conjugate_gradient
+from lfom.methods.memformer import GATINGS, mixture
+from lfom.prompts.distributions import Distribution, LinearRegression
+from lfom.prompts.prompt import Prompt, prompt_from_arrays
+from lfom.prompts.shifts import HeavyTailed, turn
 from lfom.training.checkpoints import Checkpoint, load
 from lfom.training.configuration import seed_number
 from lfom.training.parameters import KINDS
-from lfom.unroll import Algorithm, Mixture, run
 
 PANELS = ("Adaptation", "Prompts", "Output")
 

@@ -14,15 +14,15 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from lfom.checks import count
 from lfom.commands.progress import EvaluationProgress
-from lfom.distributions import LinearRegression
-from lfom.methods import conjugate_gradient
-from lfom.optimum import Optimum, exact_optimum, sampled_optima, with_preconditioner
+from lfom.core.checks import count
+from lfom.core.trees import stack
+from lfom.limits.optimum import Optimum, exact_optimum, sampled_optima, with_preconditioner
+from lfom.methods.classical import conjugate_gradient
+from lfom.prompts.distributions import LinearRegression
 from lfom.training.checkpoints import Checkpoint, load
 from lfom.training.configuration import Configuration, seed_number
 from lfom.training.evaluation import PerRun, Progress, Score, evaluate
-from lfom.trees import stack
 
 NAMES = {"exact optimum": "optimum", "sampled optimum": "optimum", "preconditioned CGD": "PCGD"}  # in tables
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lfom.commands.problem_files import accuracy_rows
-from lfom.learning import LearnedMethod
+from lfom.solving import LearnedMethod
 
 SHOWN = 12  # rows of the accuracy table
 
@@ -22,7 +22,7 @@ def inspect_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Show a learned method: family, expected accuracy per step, certificate; and plot them."""
-    from lfom.learning import load_method
+    from lfom.solving import load_method
 
     with jax.enable_x64(True):
         learned = load_method(method)

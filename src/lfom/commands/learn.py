@@ -24,7 +24,7 @@ def learn_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Learn a method from problems like those it will solve; held-out problems pick its structure."""
-    from lfom.learning import learn
+    from lfom.solving import learn
 
     check_out(out, force, "method.safetensors")
     with jax.enable_x64(True):  # every array keeps the precision it has in the file

@@ -27,7 +27,7 @@ def solve_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Solve problems with a learned method. Exit status 1 if any of them failed."""
-    from lfom.learning import load_method
+    from lfom.solving import load_method
 
     check_out(out, force, "solutions.npz")
     with jax.enable_x64(True):  # every array keeps the precision it has in the file

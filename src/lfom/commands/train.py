@@ -15,13 +15,13 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from lfom import checks
-from lfom.checks import InputError
 from lfom.commands.evaluate import print_scores, reference_name, score_rows
 from lfom.commands.progress import EvaluationProgress, TrainingProgress, estimate, stages
-from lfom.distributions import PUBLISHED_SPECTRUM, TEXT_SPECTRUM
-from lfom.memformer import GAMMAS, MEMORIES, PRECONDITIONERS
-from lfom.optimum import exact_optimum
+from lfom.core import checks
+from lfom.core.checks import InputError
+from lfom.limits.optimum import exact_optimum
+from lfom.methods.memformer import GAMMAS, MEMORIES, PRECONDITIONERS
+from lfom.prompts.distributions import PUBLISHED_SPECTRUM, TEXT_SPECTRUM
 from lfom.training.adam import Adam
 from lfom.training.checkpoints import LICENCE, Checkpoint, load, save, versions
 from lfom.training.configuration import OPTIMISERS, Configuration, default_optimiser, seed_number

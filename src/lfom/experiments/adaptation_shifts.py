@@ -6,6 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from lfom.adaptation.per_prompt import context_question, gates_for, with_gates
+from lfom.core.trees import take
+from lfom.core.unroll import losses
 from lfom.experiments.drawn import drawn_once
 from lfom.experiments.shifted import (
     CLASSICAL,
@@ -30,8 +32,6 @@ from lfom.experiments.shifted import (
 )
 from lfom.experiments.workbench import Claim, Outcome, Row, Workbench, verdict
 from lfom.training import PerRun
-from lfom.trees import take
-from lfom.unroll import losses
 
 TITLE = "Out of distribution: adaptation, and what makes it unnecessary"
 SECTION = "4.2, our own"

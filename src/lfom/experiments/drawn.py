@@ -9,10 +9,10 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, PRNGKeyArray
 
-from lfom.distributions import Distribution
-from lfom.problems import Quadratic
-from lfom.prompts import Prompt
-from lfom.shifts import RandomScale
+from lfom.core.problems import Quadratic
+from lfom.prompts.distributions import Distribution
+from lfom.prompts.prompt import Prompt
+from lfom.prompts.shifts import RandomScale
 
 MOST_DEGREES = 10  # of Student's t distribution here
 

@@ -6,11 +6,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from lfom.core.trees import take
+from lfom.core.unroll import unroll
 from lfom.experiments.adaptive_methods import claim as adaptive_claim
 from lfom.experiments.workbench import DEPTHS, Claim, Outcome, Row, Workbench, verdict
-from lfom.methods import conjugate_gradient, momentum
-from lfom.trees import take
-from lfom.unroll import unroll
+from lfom.methods.classical import conjugate_gradient, momentum
 
 TITLE = "Accuracy against gradient evaluations, operations and time"
 SECTION = "6, Efficiency vs. generalization"

@@ -6,7 +6,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from lfom.distributions import PUBLISHED_SPECTRUM, GaussianMixture, haar_rotation
+from lfom.core.preconditioners import Full
+from lfom.core.readers import Gradient, Heads
 from lfom.experiments.workbench import (
     CONTEXT,
     DEPTHS,
@@ -24,9 +25,8 @@ from lfom.experiments.workbench import (
     score_rows,
     verdict,
 )
-from lfom.memformer import memformer, mixture
-from lfom.preconditioners import Full
-from lfom.readers import Gradient, Heads
+from lfom.methods.memformer import memformer, mixture
+from lfom.prompts.distributions import PUBLISHED_SPECTRUM, GaussianMixture, haar_rotation
 from lfom.training import Adam, Fit, PerRun, Score, fit
 
 TITLE = "One head and five heads"

@@ -8,14 +8,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from lfom.distributions import LinearRegression
+from lfom.core.problems import Quadratic
+from lfom.core.trees import concatenate, take
+from lfom.core.unroll import Algorithm
 from lfom.experiments.workbench import DEPTHS, Workbench, at_step
-from lfom.methods import conjugate_gradient
-from lfom.problems import Quadratic
+from lfom.methods.classical import conjugate_gradient
+from lfom.prompts.distributions import LinearRegression
 from lfom.training import Adam, LeastSquares, Score, evaluate, fit
 from lfom.training.evaluation import evaluate_on
-from lfom.trees import concatenate, take
-from lfom.unroll import Algorithm
 
 ROUNDING = 1e-12  # relative to the loss of w = 0: below this, single precision says no more than zero
 Scores = dict[tuple[int, int], Score]  # by size of the set and depth

@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lfom.core.problems import Quadratic
+from lfom.core.trees import take
 from lfom.experiments.fixed_batches import asked, scores_on_sets
 from lfom.experiments.workbench import Workbench, at_step
-from lfom.memformer import mixture
-from lfom.problems import Quadratic
+from lfom.methods.memformer import mixture
 from lfom.training import Fit, LeastSquares, Score, State, fit
 from lfom.training.parameters import parameters
-from lfom.trees import take
 
 ADAPTATION = 1_000  # prompts, with the labels of their queries, that gates are fitted on
 

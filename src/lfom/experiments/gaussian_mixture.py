@@ -9,15 +9,15 @@ import numpy as np
 from jax import Array
 
 from lfom.adaptation import PerPrompt, adapt
-from lfom.distributions import GaussianMixture
+from lfom.core.trees import concatenate, stack
 from lfom.experiments.fixed_batches import ROUNDING
 from lfom.experiments.gates import adaptation_prompts, fit_gates, on_adaptation_prompts, take_runs
 from lfom.experiments.workbench import CONTEXT, DEPTHS, MODELS, Row, Workbench, at_step, score_rows
-from lfom.memformer import memformer, mixture
-from lfom.methods import conjugate_gradient
-from lfom.prompts import Prompt
+from lfom.methods.classical import conjugate_gradient
+from lfom.methods.memformer import memformer, mixture
+from lfom.prompts.distributions import GaussianMixture
+from lfom.prompts.prompt import Prompt
 from lfom.training import LeastSquares, PerRun, Score, evaluate, fit
-from lfom.trees import concatenate, stack
 
 MEANS, VARIANCES, WEIGHTS = (2.5, 0.0, -1.0), (0.5, 1.0, 2.0), (0.2, 0.3, 0.5)
 NAMES = ("N(2.5,0.5)", "N(0,1)", "N(-1,2)")

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lfom.adaptation import PerPrompt
-from lfom.distributions import GaussianMixture
+from lfom.core.trees import stack
 from lfom.experiments.drawn import Drawn
 from lfom.experiments.gaussian_mixture import MEANS, VARIANCES, WEIGHTS
 from lfom.experiments.ridge import PENALTIES, Ridge, best_penalty
@@ -23,10 +23,10 @@ from lfom.experiments.shifted import (
     stacked,
 )
 from lfom.experiments.workbench import CONTEXT, MODELS, Claim, Row, Workbench, verdict
-from lfom.memformer import memformer, mixture
-from lfom.methods import conjugate_gradient
+from lfom.methods.classical import conjugate_gradient
+from lfom.methods.memformer import memformer, mixture
+from lfom.prompts.distributions import GaussianMixture
 from lfom.training import LeastSquares, PerRun, evaluate, fit
-from lfom.trees import stack
 
 D, DEPTH, NOISES = 5, 4, (0.0, 0.1)
 MEASURE = "five_dimensions"

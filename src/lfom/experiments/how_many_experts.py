@@ -11,7 +11,8 @@ from jax import Array
 
 from lfom.adaptation import PerPrompt
 from lfom.adaptation.per_prompt import STEPS, context_question
-from lfom.distributions import LinearRegression
+from lfom.core.trees import stack
+from lfom.core.unroll import losses
 from lfom.experiments.adaptation_shifts import lower, text
 from lfom.experiments.shifted import (
     DEPTH,
@@ -25,11 +26,10 @@ from lfom.experiments.shifted import (
     union_data,
 )
 from lfom.experiments.workbench import CONTEXT, Claim, Outcome, Row, Workbench, verdict
-from lfom.methods import conjugate_gradient
-from lfom.shifts import RandomScale
+from lfom.methods.classical import conjugate_gradient
+from lfom.prompts.distributions import LinearRegression
+from lfom.prompts.shifts import RandomScale
 from lfom.training import PerRun, evaluate
-from lfom.trees import stack
-from lfom.unroll import losses
 
 TITLE = "How many experts"
 SECTION = "4.2, our own (the paper leaves it open)"

@@ -1,8 +1,8 @@
 """Figure layers5: five layers, d = 5."""
 
-from lfom.distributions import PUBLISHED_SPECTRUM
 from lfom.experiments.deeper import deeper
 from lfom.experiments.workbench import DEPTHS, Outcome, Workbench
+from lfom.prompts.distributions import PUBLISHED_SPECTRUM
 
 TITLE = "Five layers, d = 5"
 SECTION = "Appendix C, Figure layers5"

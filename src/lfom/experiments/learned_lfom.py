@@ -3,15 +3,15 @@
 import jax
 import jax.numpy as jnp
 
-from lfom.coefficients import Diagonal
+from lfom.core.coefficients import Diagonal
+from lfom.core.memories import Bank
+from lfom.core.preconditioners import Identity
+from lfom.core.readers import Gradient
+from lfom.core.unroll import Method
 from lfom.experiments.fixed_batches import OnSets, train_on_sets
 from lfom.experiments.workbench import CONTEXT, Workbench
-from lfom.memories import Bank
-from lfom.optimum import exact_optimum
-from lfom.preconditioners import Identity
-from lfom.readers import Gradient
+from lfom.limits.optimum import exact_optimum
 from lfom.training import LeastSquares
-from lfom.unroll import Method
 
 ISOTROPIC = (1.0,) * 5
 

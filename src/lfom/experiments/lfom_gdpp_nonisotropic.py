@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from lfom.distributions import LinearRegression
+from lfom.core.trees import take
 from lfom.experiments.workbench import (
     Claim,
     Outcome,
@@ -17,7 +17,7 @@ from lfom.experiments.workbench import (
     values,
     verdict,
 )
-from lfom.trees import take
+from lfom.prompts.distributions import LinearRegression
 
 TITLE = "GD++: Memformer and Linear Transformer that rewrite covariates"
 SECTION = "3.3, Figure lfom_gdpp_nonisotropic"

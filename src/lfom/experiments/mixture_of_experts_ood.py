@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from lfom.core.trees import concatenate
 from lfom.experiments.gates import (
     adaptation_prompts,
     fit_gates,
@@ -29,9 +30,8 @@ from lfom.experiments.workbench import (
     score_rows,
     verdict,
 )
-from lfom.methods import conjugate_gradient
+from lfom.methods.classical import conjugate_gradient
 from lfom.training import Score, evaluate
-from lfom.trees import concatenate
 
 TITLE = "Mixture of experts on unseen variances"
 SECTION = "4.2, Figure mixture_of_experts_ood"

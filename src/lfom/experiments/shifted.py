@@ -12,19 +12,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from lfom.adaptation import PerPrompt, adapt
+from lfom.core.readers import Normalised
+from lfom.core.threads import in_threads
+from lfom.core.trees import concatenate, stack, take
 from lfom.experiments.drawn import Drawn, Rescaled, drawn
 from lfom.experiments.ridge import PENALTIES, Ridge, best_penalty
 from lfom.experiments.workbench import CONTEXT, MODELS, Workbench
-from lfom.memformer import memformer, mixture
-from lfom.methods import conjugate_gradient
-from lfom.prompts import Prompt
-from lfom.readers import Normalised
+from lfom.methods.classical import conjugate_gradient
+from lfom.methods.memformer import memformer, mixture
+from lfom.prompts.prompt import Prompt
+from lfom.prompts.shifts import RandomScale, turn
 from lfom.report.results import FLOOR
-from lfom.shifts import RandomScale, turn
-from lfom.threads import in_threads
 from lfom.training import Fit, LeastSquares, PerRun, Score, evaluate, fit
 from lfom.training.parameters import parameters
-from lfom.trees import concatenate, stack, take
 
 EXPERTS = (1.0, 2.0, 3.0)  # the variances that they are trained for
 DEPTH, LOWEST, HIGHEST = 4, 0.25, 16.0

@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lfom.core.trees import take
 from lfom.experiments.workbench import Claim, Outcome, Row, Workbench, distance_to_identity, verdict
-from lfom.memformer import linear_transformer
+from lfom.methods.memformer import linear_transformer
 from lfom.training import Adam, State, fit
 from lfom.training.parameters import parameters
-from lfom.trees import take
 
 TITLE = "A_l converges to a multiple of the inverse covariance"
 SECTION = "Appendix D, Figures sigma_a0 to sigma_a2"

@@ -5,6 +5,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from lfom.core.preconditioners import Full
+from lfom.core.readers import Gradient
 from lfom.experiments.fixed_batches import OnSets, by_depth, lower_in_all_runs, train_on_sets
 from lfom.experiments.workbench import (
     DEPTHS,
@@ -20,9 +22,7 @@ from lfom.experiments.workbench import (
     values,
     verdict,
 )
-from lfom.memformer import memformer
-from lfom.preconditioners import Full
-from lfom.readers import Gradient
+from lfom.methods.memformer import memformer
 from lfom.training import Adam
 
 SMALL, LARGE = (1, 10), (50, 100, 1000)

@@ -16,9 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from lfom.distributions import PUBLISHED_SPECTRUM, Distribution, LinearRegression, haar_rotation
-from lfom.memformer import memformer
-from lfom.methods import (
+from lfom.core.threads import in_threads
+from lfom.core.trees import take
+from lfom.limits.optimum import exact_optimum, sampled_optima
+from lfom.methods.classical import (
     APPENDIX_B,
     conjugate_gradient,
     gradient_descent,
@@ -26,13 +27,12 @@ from lfom.methods import (
     nesterov,
     preconditioned_gradient_descent,
 )
-from lfom.optimum import exact_optimum, sampled_optima
+from lfom.methods.memformer import memformer
+from lfom.prompts.distributions import PUBLISHED_SPECTRUM, Distribution, LinearRegression, haar_rotation
 from lfom.report.results import Claim, Row
-from lfom.threads import in_threads
 from lfom.training import Adam, Fit, LeastSquares, PerRun, Score, evaluate, fit
 from lfom.training.parameters import truncate
-from lfom.trees import take
-from lfom.tuning import tune_each
+from lfom.training.tuning import tune_each
 
 DEPTHS = (1, 2, 3, 4)
 CONTEXT = 20

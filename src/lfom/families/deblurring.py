@@ -14,7 +14,7 @@ from jax import Array
 from sklearn.datasets import load_sample_images
 
 from lfom.families.family import PARTS, Family
-from lfom.learning.problems import LinearSystems
+from lfom.solving.problems import LinearSystems
 
 SIDE = 64
 REACH = 7  # of the blur, in pixels

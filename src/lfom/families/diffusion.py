@@ -11,7 +11,7 @@ from jax import Array
 from scipy.ndimage import gaussian_filter
 
 from lfom.families.family import Family
-from lfom.learning.problems import LinearSystems
+from lfom.solving.problems import LinearSystems
 
 SIDE = 64
 SPREAD = 1.0  # standard deviation of log k

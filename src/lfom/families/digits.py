@@ -12,7 +12,7 @@ from jax import Array
 from sklearn.datasets import load_digits
 
 from lfom.families.family import Family, split
-from lfom.learning.problems import ConvexLosses
+from lfom.solving.problems import ConvexLosses
 
 IMAGES = 200  # in a problem
 WEIGHTS = 65

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from lfom.checks import count
+from lfom.core.checks import count
 
 PARTS = ("learning", "held out")
 

@@ -12,7 +12,7 @@ import numpy as np
 from sklearn.datasets import load_breast_cancer
 
 from lfom.families.family import Family, split
-from lfom.learning.problems import LeastSquaresProblems
+from lfom.solving.problems import LeastSquaresProblems
 
 PATIENTS = 100  # in a group
 RIDGE = 0.01

@@ -11,13 +11,13 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from lfom.checks import InputError
-from lfom.learning.method import Accuracy, LearnedMethod, Record, Solution
-from lfom.learning.preconditioners import Identity
-from lfom.learning.problems import LinearSystems
-from lfom.learning.solving import Plan
-from lfom.learning.steps import Conjugate
-from lfom.learning.structures import Structure
+from lfom.core.checks import InputError
+from lfom.solving.method import Accuracy, LearnedMethod, Record, Solution
+from lfom.solving.preconditioners import Identity
+from lfom.solving.problems import LinearSystems
+from lfom.solving.solving import Plan
+from lfom.solving.steps import Conjugate
+from lfom.solving.structures import Structure
 
 TOLERANCE = 1e-8  # of the method that is built in
 STEPS_PER_UNKNOWN = 10  # rounding makes conjugate gradients need more than one

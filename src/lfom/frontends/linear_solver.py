@@ -10,11 +10,11 @@ import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
-from lfom.checks import InputError
-from lfom.learning import statuses
-from lfom.learning.method import LearnedMethod
-from lfom.learning.quadratics import Matrices, Quadratics
-from lfom.learning.solving import Plan, solve_quadratics
+from lfom.core.checks import InputError
+from lfom.solving import statuses
+from lfom.solving.method import LearnedMethod
+from lfom.solving.quadratics import Matrices, Quadratics
+from lfom.solving.solving import Plan, solve_quadratics
 
 State: TypeAlias = lx.AbstractLinearOperator
 

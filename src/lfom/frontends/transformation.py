@@ -9,11 +9,11 @@ import optax
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
-from lfom.checks import InputError
-from lfom.learning.method import LearnedMethod
-from lfom.learning.preconditioners import Identity
-from lfom.learning.quadratics import HIGHEST
-from lfom.learning.steps import Bank, Conjugate, Register, lower
+from lfom.core.checks import InputError
+from lfom.solving.method import LearnedMethod
+from lfom.solving.preconditioners import Identity
+from lfom.solving.quadratics import HIGHEST
+from lfom.solving.steps import Bank, Conjugate, Register, lower
 
 
 class LearnedState(NamedTuple):

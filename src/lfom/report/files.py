@@ -4,7 +4,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from lfom.checks import InputError
+from lfom.core.checks import InputError
 
 
 def write_whole(path: Path, content: bytes) -> None:

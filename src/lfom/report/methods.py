@@ -11,12 +11,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
-from lfom.learning.certificate import residual_polynomials
-from lfom.learning.method import LearnedMethod
-from lfom.learning.steps import Register
 from lfom.report.files import write_whole
 from lfom.report.plots import SETTINGS
 from lfom.report.style import colour
+from lfom.solving.certificate import residual_polynomials
+from lfom.solving.method import LearnedMethod
+from lfom.solving.steps import Register
 
 
 def plot_method(method: LearnedMethod, path: Path) -> None:

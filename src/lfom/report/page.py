@@ -8,7 +8,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from lfom.checks import InputError
+from lfom.core.checks import InputError
 from lfom.report.files import write_whole
 from lfom.report.plots import plot_experiment
 from lfom.report.results import VERDICTS, Result, is_finished, read_experiment

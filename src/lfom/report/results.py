@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from lfom.checks import InputError
+from lfom.core.checks import InputError
 
 COLUMNS = (
     "experiment",

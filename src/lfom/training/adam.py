@@ -12,10 +12,10 @@ import optax
 from jax import Array
 from jaxtyping import Float
 
-from lfom.problems import Quadratic
+from lfom.core.problems import Quadratic
+from lfom.core.unroll import Algorithm, last_residual
 from lfom.training.parameters import Parameters
 from lfom.training.state import Phase, Setting, State
-from lfom.unroll import Algorithm, last_residual
 
 
 class Adam(eqx.Module):

@@ -19,11 +19,11 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from lfom.checks import InputError
+from lfom.core.checks import InputError
+from lfom.core.unroll import Method
 from lfom.training.configuration import Configuration
 from lfom.training.fitting import Fit
 from lfom.training.state import State
-from lfom.unroll import Method
 
 FORMAT = "lfom checkpoint"
 VERSION = 2

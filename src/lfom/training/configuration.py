@@ -13,16 +13,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from lfom import checks
-from lfom.distributions import LinearRegression, haar_rotation
-from lfom.memformer import memformer
+from lfom.core import checks
+from lfom.core.trees import stack
+from lfom.core.unroll import Method
+from lfom.methods.memformer import memformer
+from lfom.prompts.distributions import LinearRegression, haar_rotation
 from lfom.training.adam import Adam
 from lfom.training.fitting import LEAST_SQUARES_UP_TO, plan
 from lfom.training.least_squares import LeastSquares
 from lfom.training.parameters import parameters
 from lfom.training.state import Phase
-from lfom.trees import stack
-from lfom.unroll import Method
 
 OPTIMISERS = {"least-squares": LeastSquares, "adam": Adam}
 USES = ("model", "rotations", "training", "evaluation", "optimum")  # what the seed is split into

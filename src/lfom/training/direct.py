@@ -9,11 +9,11 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float
 
-from lfom.problems import Quadratic
-from lfom.threads import in_threads
+from lfom.core.problems import Quadratic
+from lfom.core.threads import in_threads
+from lfom.core.unroll import last_residual
 from lfom.training.parameters import Parameters
 from lfom.training.state import Setting
-from lfom.unroll import last_residual
 
 Draw = Callable[[Any, Array, Array], Quadratic]  # (source, key, number of the chunk) -> prompts
 

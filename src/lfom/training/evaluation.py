@@ -13,14 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from lfom import checks
-from lfom.optimum import Optimum, polynomial_answer
-from lfom.problems import Quadratic
-from lfom.threads import in_threads
+from lfom.core import checks
+from lfom.core.problems import Quadratic
+from lfom.core.threads import in_threads
+from lfom.core.trees import take
+from lfom.core.unroll import Algorithm, Method, Mixture, losses
+from lfom.limits.optimum import Optimum, polynomial_answer
 from lfom.training.parameters import truncate
 from lfom.training.sources import number_of_runs
-from lfom.trees import take
-from lfom.unroll import Algorithm, Method, Mixture, losses
 
 FLOOR = -60.0  # what the log of a loss that is zero to rounding is written as
 WORST = 1e-4  # the share of prompts called the worst

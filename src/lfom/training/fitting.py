@@ -17,9 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from lfom import checks
-from lfom.checks import InputError
-from lfom.distributions import LinearRegression
+from lfom.core import checks
+from lfom.core.checks import InputError
+from lfom.core.trees import stack, take
+from lfom.core.unroll import Algorithm
+from lfom.prompts.distributions import LinearRegression
 from lfom.training.adam import Adam, run_adam
 from lfom.training.evaluation import PerRun
 from lfom.training.least_squares import LeastSquares, run_least_squares
@@ -35,8 +37,6 @@ from lfom.training.parameters import (
 )
 from lfom.training.sources import sources
 from lfom.training.state import Phase, Setting, State, Tick, Watch
-from lfom.trees import stack, take
-from lfom.unroll import Algorithm
 
 LEAST_SQUARES_UP_TO = 1_500  # parameters: beyond this J^T J is too large, and Adam is used
 

@@ -1,6 +1,6 @@
 """Normal equations in Krylov coordinates: the fast view of models with one matrix.
 
-With A_l = a_l M and coefficients that are numbers, the loss depends on M and on c only (lfom.krylov):
+With A_l = a_l M and coefficients that are numbers, the loss depends on M and on c only (lfom.limits.krylov):
 one compiled program serves every such model, and the loss is exactly quadratic in c.
 
 The derivative in M is a sum of outer products. With the rows V_k = d residual / d v_k, which a
@@ -17,15 +17,15 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float
 
-from lfom.arrays import matmat, transpose
-from lfom.krylov import basis, coefficients, factors, has_shared_numbers, seen
-from lfom.preconditioners import Scaled, Shared
-from lfom.problems import Quadratic
-from lfom.readers import Gradient
-from lfom.threads import in_threads
+from lfom.core.arrays import matmat, transpose
+from lfom.core.preconditioners import Scaled, Shared
+from lfom.core.problems import Quadratic
+from lfom.core.readers import Gradient
+from lfom.core.threads import in_threads
+from lfom.core.unroll import Method
+from lfom.limits.krylov import basis, coefficients, factors, has_shared_numbers, seen
 from lfom.training.parameters import Parameters
 from lfom.training.state import Setting
-from lfom.unroll import Method
 
 WIDER = 1.5  # h over the mean largest eigenvalue
 FLOOR = 1e-8  # of the metric in c, relative: sums in float32 are not better than this

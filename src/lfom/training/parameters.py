@@ -16,12 +16,12 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float
 
-from lfom import checks
-from lfom.coefficients import Pair
-from lfom.memories import Bank, Forget, Register
-from lfom.preconditioners import Full, Identity, Scaled, Shared
-from lfom.readers import Gradient, Heads, Normalised, Reader
-from lfom.unroll import Algorithm, Method, Mixture
+from lfom.core import checks
+from lfom.core.coefficients import Pair
+from lfom.core.memories import Bank, Forget, Register
+from lfom.core.preconditioners import Full, Identity, Scaled, Shared
+from lfom.core.readers import Gradient, Heads, Normalised, Reader
+from lfom.core.unroll import Algorithm, Method, Mixture
 
 KINDS = ("A", "B", "coefficients", "gates")
 

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from lfom.checks import InputError, count
-from lfom.distributions import Distribution
-from lfom.problems import Quadratic
-from lfom.prompts import Prompt
-from lfom.trees import stack, take
+from lfom.core.checks import InputError, count
+from lfom.core.problems import Quadratic
+from lfom.core.trees import stack, take
+from lfom.prompts.distributions import Distribution
+from lfom.prompts.prompt import Prompt
 
 
 def number_of_runs(data: Distribution) -> int:

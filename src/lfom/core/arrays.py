@@ -1,0 +1,109 @@
+"""Small linear algebra in which prompts ride on trailing axes.
+
+Every array of the iterate view may carry trailing axes for prompts: a vector is
+(d, *prompts), a matrix (d, d, *prompts), a number (*prompts). Parameters usually have
+none, and then they are shared by all prompts. One piece of code therefore serves a single
+prompt, a batch with the prompts last (the fast layout for small d, where products and sums are
+elementwise and the compiler vectorises over prompts), and per-prompt parameters, which is
+how per-prompt Jacobians and gates are computed.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.custom_derivatives import SymbolicZero
+
+from lfom.core.compiler import sums_are_handed_over
+
+PROMPTS_LAST = 16  # up to this d prompts ride last, which measured faster
+ONE_SUM = 8  # inner sums up to this length are one operation on a CPU, longer ones are loops
+
+
+def pad_axes(array: Array, rank: int) -> Array:
+    """`array` with axes of size 1 appended up to `rank`, so that it broadcasts over prompts."""
+    return array.reshape(array.shape + (1,) * (rank - array.ndim))
+
+
+def matvec(matrix: Array, vector: Array) -> Array:
+    """matrix (e, d, *prompts or none) times vector (d, *prompts)."""
+    if vector.ndim == 1 and matrix.ndim == 2:
+        return matrix @ vector
+    if matrix.ndim == 2:
+        small = matrix.shape[1] <= PROMPTS_LAST
+        return _shared_matvec(matrix, vector) if small else jnp.tensordot(matrix, vector, axes=1)
+    vector = pad_axes(vector, matrix.ndim - 1)
+    matrix = pad_axes(matrix, vector.ndim + 1)
+    if matrix.shape[1] <= PROMPTS_LAST:
+        return _inner_sum(matrix, vector[None])
+    return jnp.einsum("ij...,j...->i...", matrix, vector)
+
+
+def _inner_sum(left: Array, right: Array) -> Array:
+    """sum over k of left[:, k] * right[:, k], one of them broadcast.
+
+    Adding up slices left[:, k] instead looks the same, but the derivative of a slice is a padded array:
+    an Adam step took 4 times longer. Chains of long sums are fused and computed again and again by
+    XLA's CPU compiler, so there they are loops: at d = 10, depth 7, a bank runs 3 times faster, the
+    Jacobian of a conjugate register 5 times. They are loops too where sums are not XLA's own work."""
+    on_cpu = jax.default_backend() == "cpu"
+    if not on_cpu or (left.shape[1] <= ONE_SUM and not sums_are_handed_over()):
+        return jnp.sum(left * right, axis=1)
+    left, right = jnp.moveaxis(left, 1, 0), jnp.moveaxis(right, 1, 0)
+
+    def add(total: Array, factors: tuple[Array, Array]) -> tuple[Array, None]:
+        return total + factors[0] * factors[1], None
+
+    return jax.lax.scan(add, left[0] * right[0], (left[1:], right[1:]))[0]
+
+
+# A matrix shared by all prompts. The product itself is elementwise; its derivative in the
+# matrix sums over prompts, which is a long inner product, so there it is an ordinary one. The
+# elementwise form also steers clear of a miscompilation in XLA's CPU compiler (jaxlib 0.10.2):
+# a dot with a constant operand, fused into a reduction, returned NaN for some prompts.
+@jax.custom_jvp
+def _shared_matvec(matrix: Array, vector: Array) -> Array:
+    return _inner_sum(pad_axes(matrix, vector.ndim + 1), vector[None])
+
+
+def _shared_matvec_jvp(primals: tuple[Array, Array], tangents: tuple[Any, Any]) -> tuple[Array, Array]:
+    """A tangent that is zero as a whole (gates alone are differentiated) costs nothing."""
+    (matrix, vector), (matrix_dot, vector_dot) = primals, tangents
+    found = _shared_matvec(matrix, vector)
+    change = jnp.zeros_like(found)
+    if not isinstance(vector_dot, SymbolicZero):
+        change = _inner_sum(pad_axes(matrix, vector.ndim + 1), vector_dot[None])
+    if not isinstance(matrix_dot, SymbolicZero):
+        change = change + jnp.tensordot(matrix_dot, vector, axes=1)
+    return found, change
+
+
+_shared_matvec.defjvp(_shared_matvec_jvp, symbolic_zeros=True)
+
+
+def matmat(left: Array, right: Array) -> Array:
+    """left (e, d, *prompts or none) times right (d, f, *prompts or none)."""
+    if left.ndim == 2 and right.ndim == 2:
+        return left @ right
+    rank = max(left.ndim, right.ndim)
+    left, right = pad_axes(left, rank), pad_axes(right, rank)
+    if left.shape[1] <= PROMPTS_LAST:
+        return _inner_sum(left[:, :, None], right[None])
+    return jnp.einsum("ij...,jk...->ik...", left, right)
+
+
+def transpose(matrix: Array) -> Array:
+    """Swap the two leading axes: the transpose of (d, e, *prompts)."""
+    return jnp.swapaxes(matrix, 0, 1)
+
+
+def dot(left: Array, right: Array) -> Array:
+    """Inner product of two vectors (d, *prompts): one number per prompt."""
+    return jnp.sum(left * right, axis=0)
+
+
+def identity(d: int, like: Array) -> Array:
+    """The identity of size d with the prompt axes of the vector `like`."""
+    eye = pad_axes(jnp.eye(d, dtype=like.dtype), like.ndim + 1)
+    return jnp.broadcast_to(eye, (d, d, *like.shape[1:]))

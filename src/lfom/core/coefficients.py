@@ -1,0 +1,170 @@
+"""Gamma: what a bank multiplies a stored direction with.
+
+Each class is one structure. It knows how it acts on tokens, (d+1, n+1), and how the same
+numbers act on iterates, where they do: a Gamma that differs between context tokens is not a
+scaling of the coordinates of w, so it has no iterate view (NOTES 2.5). A bank stores one
+coefficient per pair of layers, on leading axes.
+"""
+
+import abc
+
+import equinox as eqx
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float
+
+from lfom.core import checks
+from lfom.core.arrays import pad_axes
+from lfom.core.checks import InputError
+from lfom.core.states import Direction, Track
+
+
+class NoSuchView(InputError):
+    """The computation does not exist in the view that was asked for."""
+
+
+class Coefficient(eqx.Module):
+    """One structure of Gamma. `splits`: context and query are multiplied differently."""
+
+    @property
+    @abc.abstractmethod
+    def splits(self) -> bool: ...
+
+    @abc.abstractmethod
+    def on_tokens(self, direction: Array) -> Array: ...
+
+    @abc.abstractmethod
+    def on_iterates(self, direction: Direction) -> Direction: ...
+
+
+class Scalar(Coefficient):
+    """One number."""
+
+    value: Float[Array, "..."]
+
+    @property
+    def splits(self) -> bool:
+        return False
+
+    def on_tokens(self, direction: Array) -> Array:
+        return self.value * direction
+
+    def on_iterates(self, direction: Direction) -> Direction:
+        return self.value * direction
+
+
+class Pair(Coefficient):
+    """One number for the context, another for the query: the context runs one method, the
+    query reads out another combination of the same gradients."""
+
+    context: Float[Array, "..."]
+    query: Float[Array, "..."]
+
+    @property
+    def splits(self) -> bool:
+        return True
+
+    def on_tokens(self, direction: Array) -> Array:
+        columns = jnp.full(direction.shape[1], self.context).at[-1].set(self.query)
+        return columns * direction
+
+    def on_iterates(self, direction: Direction) -> Direction:
+        assert direction.query is not None
+        image = None if direction.image is None else self.context * direction.image
+        return Direction(
+            direction.context.times(self.context, self.context),
+            direction.query.times(self.query, self.query),
+            image,
+        )
+
+
+class Rows(Coefficient):
+    """One number per row of Z, the same for every token: d for covariates, one for labels."""
+
+    value: Float[Array, "... rows"]
+
+    @property
+    def splits(self) -> bool:
+        return False
+
+    def on_tokens(self, direction: Array) -> Array:
+        checks.size("gamma", self.value, 0, direction.shape[0], "d + 1")
+        return self.value[:, None] * direction
+
+    def on_iterates(self, direction: Direction) -> Direction:
+        checks.size("gamma", self.value, 0, direction.context.w.shape[0] + 1, "d + 1")
+        label = self.value[-1]
+
+        def scale(track: Track) -> Track:
+            rows = self.value[:-1]
+            return track.times(label, 1.0 if track.T is None else pad_axes(rows[:, None], track.T.ndim))
+
+        query = None if direction.query is None else scale(direction.query)
+        return Direction(scale(direction.context), query)
+
+
+class Diagonal(Coefficient):
+    """Lambda, a diagonal matrix on the coordinates of w (equation 1.1): iterates only."""
+
+    value: Float[Array, "... d"]
+
+    @property
+    def splits(self) -> bool:
+        return False
+
+    def on_tokens(self, direction: Array) -> Array:
+        raise NoSuchView(
+            "diagonal coefficients act on the coordinates of w, and a Hadamard product on tokens "
+            "cannot: use lfom.theorems.diagonal_lfom, which builds them from d heads."
+        )
+
+    def on_iterates(self, direction: Direction) -> Direction:
+        def scale(track: Track) -> Track:
+            if track.T is not None:
+                raise NoSuchView("diagonal coefficients on iterates need B = 0.")
+            checks.size("gamma", self.value, 0, track.w.shape[0], "d")
+            return Track(pad_axes(self.value, track.w.ndim) * track.w)
+
+        query = None if direction.query is None else scale(direction.query)
+        return Direction(scale(direction.context), query)
+
+
+class TokenWise(Coefficient):
+    """One number per token: tokens only."""
+
+    value: Float[Array, "... tokens"]
+
+    @property
+    def splits(self) -> bool:
+        return True
+
+    def on_tokens(self, direction: Array) -> Array:
+        checks.size("gamma", self.value, 0, direction.shape[1], "n + 1")
+        return self.value[None, :] * direction
+
+    def on_iterates(self, direction: Direction) -> Direction:
+        raise NoSuchView(_DIFFERS)
+
+
+class Hadamard(Coefficient):
+    """One number per entry of Z, Gamma of equation (LFOM_memory) in full: tokens only."""
+
+    value: Float[Array, "... rows tokens"]
+
+    @property
+    def splits(self) -> bool:
+        return True
+
+    def on_tokens(self, direction: Array) -> Array:
+        checks.size("gamma", self.value, 0, direction.shape[0], "d + 1")
+        checks.size("gamma", self.value, 1, direction.shape[1], "n + 1")
+        return self.value * direction
+
+    def on_iterates(self, direction: Direction) -> Direction:
+        raise NoSuchView(_DIFFERS)
+
+
+_DIFFERS = (
+    "a Gamma that differs between context tokens has no iterate view (NOTES 2.5): run it on "
+    "tokens (view='tokens'), or use one value for the context and one for the query (Pair)."
+)

@@ -1,0 +1,26 @@
+"""Who computes sums on a CPU: XLA's own compiler, or the library YNNPACK.
+
+From 0.10.2 on jaxlib hands them to YNNPACK. That is wrong in 0.10.2 and 0.11.0 (jax-ml/jax#39103: we refuse
+these versions), and slow for sums as short as ours: 30 times for an Adam step with 0.11.2. One flag of XLA
+turns it off for a whole process. The command line sets it. A library should not, so where the flag is not
+set `lfom.core.arrays` writes its sums as loops.
+"""
+
+import os
+
+import jax
+
+FIRST_HANDED_OVER = (0, 10, 2)
+FIRST_NOT_TRIED = (0, 12)  # a flag that jaxlib does not know ends the process, so newer ones are left alone
+FLAG = "--xla_cpu_experimental_ynn_fusion_type"
+PRODUCTS_ALONE = f"{FLAG}=LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"
+
+
+def sums_are_handed_over() -> bool:
+    return jax.__version_info__ >= FIRST_HANDED_OVER and FLAG not in os.environ.get("XLA_FLAGS", "")
+
+
+def keep_sums() -> None:
+    """Have XLA compile sums itself. To be called before anything is computed: flags are read once."""
+    if sums_are_handed_over() and jax.__version_info__ < FIRST_NOT_TRIED:
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {PRODUCTS_ALONE}".strip()

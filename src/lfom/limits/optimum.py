@@ -1,0 +1,222 @@
+"""The best that shared scalar coefficients can do on a distribution (NOTES section 3).
+
+After L steps of any memory with shared scalar coefficients and one preconditioner A, the error
+is p(A G) e_0 for a polynomial p of degree L with p(0) = 1: the answer is w = q(A G) A b with
+1 - t q(t) = p(t). The loss is quadratic in the coefficients of q, so the best ones solve one
+small linear system in the moments of A G.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Float, PRNGKeyArray
+from numpy.polynomial import Polynomial
+
+from lfom.core import checks
+from lfom.core.arrays import matvec
+from lfom.core.problems import Quadratic
+from lfom.limits.krylov import moments
+from lfom.prompts.distributions import Distribution
+
+
+class Optimum(eqx.Module):
+    """The best shared scalar coefficients of one depth.
+
+    polynomial: p, ascending powers, p(0) = 1. preconditioner: A, or None for the identity.
+    loss: the mean loss; stderr: its standard error, 0 where the moments are exact; prompts:
+    the number behind it, 0 where they are exact.
+    """
+
+    polynomial: tuple[float, ...] = eqx.field(static=True)
+    loss: float = eqx.field(static=True)
+    stderr: float = eqx.field(static=True)
+    prompts: int = eqx.field(static=True)
+    preconditioner: Float[Array, "d d"] | None = None
+
+    @property
+    def depth(self) -> int:
+        return len(self.polynomial) - 1
+
+    @property
+    def log_loss(self) -> float:
+        return math.log(self.loss)
+
+    @property
+    def log_stderr(self) -> float:
+        return self.stderr / self.loss
+
+    @property
+    def roots(self) -> np.ndarray:
+        """The roots of p: if all are real, gradient descent with step sizes 1 / root is optimal."""
+        return Polynomial(self.polynomial).roots()
+
+    def answer(self, quadratics: Quadratic) -> Array:
+        """w after the optimal coefficients, for each prompt, by Horner's rule."""
+        coefficients = jnp.asarray([-c for c in self.polynomial[1:]], quadratics.moment.dtype)
+        return polynomial_answer(coefficients, self.preconditioner, quadratics)
+
+    def losses(self, quadratics: Quadratic) -> Array:
+        """The loss of each given prompt, for a comparison on the same ones."""
+        return jnp.sum(quadratics.residual(self.answer(quadratics)) ** 2, axis=0)
+
+
+def polynomial_answer(
+    coefficients: Float[Array, " depth"], preconditioner: Float[Array, "d d"] | None, quadratics: Quadratic
+) -> Array:
+    """w = q(A G) A b with these coefficients of q, in ascending order, for each prompt."""
+    precondition = _precondition(preconditioner)
+    start = precondition(quadratics.moment)
+    w = coefficients[-1] * start
+    for c in coefficients[-2::-1]:
+        w = c * start + precondition(quadratics.hessian_times(w))
+    return w
+
+
+def exact_optimum(d: int, n: int, depth: int) -> Optimum:
+    """The optimum for Gaussian covariates, w* ~ N(0, S^-1), no label noise, and the inverse
+    covariance as preconditioner: from exact moments, in rational arithmetic.
+
+    >>> round(exact_optimum(d=5, n=20, depth=2).log_loss, 4)
+    -1.0182
+    """
+    d, n, depth = checks.count("d", d), checks.count("n", n), checks.count("depth", depth)
+    moments = [Fraction(d)] + [wishart_moment(k, d, n) / Fraction(n) ** k for k in range(1, 2 * depth + 1)]
+    # minimise sum_ij p_i p_j m_{i+j} with p_0 = 1
+    matrix = [[moments[i + j] for j in range(1, depth + 1)] for i in range(1, depth + 1)]
+    p = [Fraction(1), *_solve(matrix, [-moments[i] for i in range(1, depth + 1)])]
+    loss = sum((p[i] * moments[i] for i in range(depth + 1)), Fraction(0))
+    return Optimum(tuple(float(c) for c in p), float(loss), 0.0, 0)
+
+
+def with_preconditioner(optimum: Optimum, preconditioner: Array | None) -> Optimum:
+    """The same coefficients with A, so that they can be run on prompts."""
+    return Optimum(optimum.polynomial, optimum.loss, optimum.stderr, optimum.prompts, preconditioner)
+
+
+def wishart_moment(k: int, d: int, n: int) -> Fraction:
+    """E tr W^k for W = X X^T with standard normal X (d, n): the sum over partitions of k in
+    NOTES section 3, with c(s) = 2(j-1) - (i-1) for the box s = (i, j), arm a and leg l.
+
+    >>> wishart_moment(1, 5, 20)
+    Fraction(100, 1)
+    """
+    total = Fraction(0)
+    for parts in _partitions(k):
+        columns = [sum(part > j for part in parts) for j in range(parts[0])]
+        term = Fraction(1)
+        for i, part in enumerate(parts):
+            for j in range(part):
+                c, arm, leg = 2 * j - i, part - j - 1, columns[j] - i - 1
+                if (i, j) != (0, 0):
+                    term *= c
+                term *= Fraction((d + c) * (n + c), (2 * arm + leg + 1) * (2 * arm + leg + 2))
+        total += term
+    return 2 * k * total
+
+
+def sampled_optimum(
+    distribution: Distribution,
+    depth: int,
+    key: PRNGKeyArray,
+    *,
+    preconditioner: Array | None = None,
+    prompts: int = 1_000_000,
+    chunk: int = 50_000,
+) -> Optimum:
+    """The optimum on any distribution, label noise included, from sampled moments.
+
+    The coefficients come from one half of the prompts and the loss from the other; the
+    standard error is that of the second half. Powers of A G are replaced by Chebyshev
+    polynomials on (0, largest eigenvalue), in which the system is well conditioned.
+    """
+    options: dict[str, Any] = {"preconditioner": preconditioner, "prompts": prompts, "chunk": chunk}
+    return sampled_optima(distribution, [depth], key, **options)[depth]
+
+
+def sampled_optima(
+    distribution: Distribution,
+    depths: Sequence[int],
+    key: PRNGKeyArray,
+    *,
+    preconditioner: Array | None = None,
+    prompts: int = 1_000_000,
+    chunk: int = 50_000,
+) -> dict[int, Optimum]:
+    """`sampled_optimum` for several depths from the same prompts: their systems are nested."""
+    depths = [checks.count("depth", depth) for depth in depths]
+    prompts = checks.count("prompts", prompts)
+    chunk = min(checks.count("chunk", chunk), max(prompts // 40, 1))  # 20 scores make a standard error
+    precondition = _precondition(preconditioner)
+    first, key = jax.random.split(key)
+    pilot = distribution.quadratics(first, 1_000)
+    eigenvalues = jnp.linalg.eigvals(jnp.moveaxis(jax.vmap(precondition, 1, 1)(pilot.gram), -1, 0)).real
+    scale = float(jnp.max(eigenvalues)) * 1.2
+
+    @eqx.filter_jit
+    def system(key: PRNGKeyArray) -> tuple[Array, Array, Array]:
+        return moments(distribution.quadratics(key, chunk), preconditioner, max(depths), jnp.asarray(scale))
+
+    chunks = max(prompts // (2 * chunk), 2)
+    keys = jax.random.split(key, 2 * chunks)
+    parts = [jax.tree.map(lambda x: np.asarray(x, np.float64), system(k)) for k in keys]
+    fitted = [sum(part[i] for part in parts[:chunks]) / chunks for i in range(3)]
+    found = {}
+    for depth in depths:
+        theta = np.linalg.solve(fitted[0][:depth, :depth], fitted[1][:depth])
+        scores = [
+            float(theta @ m[:depth, :depth] @ theta - 2 * theta @ v[:depth] + s) for m, v, s in parts[chunks:]
+        ]
+        stderr = float(np.std(scores, ddof=1) / math.sqrt(len(scores)))
+        polynomial = _polynomial(theta, scale)
+        found[depth] = Optimum(polynomial, float(np.mean(scores)), stderr, chunks * chunk, preconditioner)
+    return found
+
+
+def _precondition(matrix: Array | None) -> Callable[[Array], Array]:
+    return (lambda v: v) if matrix is None else (lambda v: matvec(matrix, v))
+
+
+def _polynomial(theta: np.ndarray, scale: float) -> tuple[float, ...]:
+    """p(t) = 1 - t q(t) for q = sum theta_j T_j(2t / scale - 1)."""
+    shift = Polynomial([-1.0, 2 / scale])
+    q = np.polynomial.Chebyshev(theta).convert(kind=Polynomial)(shift)
+    p = (1 - Polynomial([0.0, 1.0]) * q).coef
+    return tuple(float(c) for c in np.pad(p, (0, len(theta) + 1 - len(p))))
+
+
+def _partitions(k: int, largest: int | None = None) -> Iterator[tuple[int, ...]]:
+    if k == 0:
+        yield ()
+    for part in range(min(k, k if largest is None else largest), 0, -1):
+        for rest in _partitions(k - part, part):
+            yield (part, *rest)
+
+
+def _solve(matrix: list[list[Fraction]], right: list[Fraction]) -> list[Fraction]:
+    """Gaussian elimination in rational arithmetic; the matrix is positive definite unless the
+    moments are of low rank (n or d of 1), where the free coefficients are set to zero."""
+    rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]
+    size = len(rows)
+    pivots: list[int] = []
+    for column in range(size):
+        top = len(pivots)
+        pivot = next((r for r in range(top, size) if rows[r][column] != 0), None)
+        if pivot is None:
+            continue
+        rows[top], rows[pivot] = rows[pivot], rows[top]
+        for r in range(size):
+            if r != top and rows[r][column] != 0:
+                factor = rows[r][column] / rows[top][column]
+                rows[r] = [a - factor * b for a, b in zip(rows[r], rows[top], strict=True)]
+        pivots.append(column)
+    solution = [Fraction(0)] * size
+    for r, column in enumerate(pivots):
+        solution[column] = rows[r][-1] / rows[r][column]
+    return solution

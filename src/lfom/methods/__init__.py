@@ -1,0 +1,1 @@
+"""Methods by name: classical ones, Memformers, and the constructions of the paper's theorems."""

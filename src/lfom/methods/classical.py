@@ -1,0 +1,238 @@
+"""Classical methods as a reader and a memory, and any linear one as an LFOM (equation 1.1).
+
+Step sizes act on the gradient of R(w) = |Xw - y|^2 / 2n. Those of Appendix B act on the
+gradient without 1/n: multiply them by n (NOTES 2.10).
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Float
+
+from lfom.core import checks
+from lfom.core.checks import InputError
+from lfom.core.coefficients import Diagonal, Pair, Scalar
+from lfom.core.memories import Bank, Conjugate, Forget, Memory, Register
+from lfom.core.preconditioners import Full, Identity, One, Preconditioner, Scaled
+from lfom.core.problems import Examples
+from lfom.core.readers import Gradient
+from lfom.core.states import Direction, Track
+from lfom.core.unroll import Method
+from lfom.prompts.prompt import Prompt, checked
+
+APPENDIX_B = {"Nesterov": (0.03, 0.9), "momentum": (0.005, 0.9)}  # (eta, beta), eta without 1/n
+
+
+def _constant(name: str, value: Any, steps: int) -> Array:
+    """A number for every step, from one number or from one per step."""
+    array = checks.real_array(name, value)
+    if array.shape not in ((), (steps,)):
+        raise InputError(f"{name} has shape {array.shape}: pass one number, or one per step ({steps}).")
+    return jnp.broadcast_to(array, (steps,))
+
+
+def gradient_descent(eta: Any, steps: int) -> Method:
+    """w <- w - eta grad R(w)."""
+    steps = checks.count("steps", steps)
+    return Method(Gradient(Identity()), Forget(_constant("eta", eta, steps)), steps)
+
+
+def preconditioned_gradient_descent(A: Any, eta: Any, steps: int) -> Method:
+    """w <- w - eta A^T grad R(w), with one A (d, d), or one per step (steps, d, d)."""
+    steps = checks.count("steps", steps)
+    return Method(Gradient(_matrices("A", A, steps)), Forget(_constant("eta", eta, steps)), steps)
+
+
+def gd_plus_plus(A: Any, B: Any, steps: int) -> Method:
+    """GD++ with given matrices, each (d, d) or (steps, d, d)."""
+    steps = checks.count("steps", steps)
+    reader = Gradient(_matrices("A", A, steps), _matrices("B", B, steps))
+    return Method(reader, Forget(jnp.ones(steps)), steps)
+
+
+def momentum(eta: Any, beta: Any, steps: int) -> Method:
+    """v <- beta v - eta grad R(w); w <- w + v (Appendix B).
+
+    With v = -eta R this is the register R <- grad + beta R when eta is constant; with a varying
+    eta, R carries v / eta.
+    """
+    steps = checks.count("steps", steps)
+    eta, beta = _constant("eta", eta, steps), _constant("beta", beta, steps)
+    if checks.is_concrete(eta) and steps > 1 and not bool((eta[1:] != 0).all()):
+        raise InputError(
+            f"eta is {np.asarray(eta).tolist()}: the register carries v / eta, so no step size may be "
+            "0. To stand still, run fewer steps."
+        )
+    gamma = beta.at[1:].multiply(eta[:-1] / eta[1:])
+    return Method(Gradient(Identity()), Register(eta, gamma), steps)
+
+
+def heavy_ball(eta: Any, beta: Any, steps: int) -> Method:
+    """w_{k+1} = w_k - eta grad R(w_k) + beta (w_k - w_{k-1}): momentum in one line (Polyak)."""
+    return momentum(eta, beta, steps)
+
+
+def heavy_ball_for(lowest: float, highest: float, steps: int) -> Method:
+    """Heavy ball with the best constants for eigenvalues between `lowest` and `highest`."""
+    _check_interval(lowest, highest)
+    a, b = np.sqrt(lowest), np.sqrt(highest)
+    return heavy_ball(4 / (a + b) ** 2, ((b - a) / (b + a)) ** 2, steps)
+
+
+def nesterov(eta: Any, beta: Any, steps: int) -> Method:
+    """v = w_k + beta_k (w_k - w_{k-1}); w_{k+1} = v - eta_k grad R(v) (Appendix B).
+
+    Its gradients sit at v and its answer is w, so it is a bank with one value for the context,
+    which runs v, and one for the query, which reads w (NOTES 2.5).
+    """
+    steps = checks.count("steps", steps)
+    eta, beta = _constant("eta", eta, steps), _constant("beta", beta, steps)
+    # Rows of coefficients over the directions d_j = -grad R(v_j): w after k steps, and v_k.
+    zero = jnp.zeros(steps, eta.dtype)
+    w, v = [zero], []
+    for k in range(steps):
+        v.append(w[k] + beta[k] * (w[k] - w[k - 1] if k else zero))
+        w.append(v[k] + zero.at[k].set(eta[k]))
+    v.append(w[steps])  # the context's last move is never read
+    context = jnp.stack([v[k + 1] - v[k] for k in range(steps)])
+    query = jnp.stack([w[k + 1] - w[k] for k in range(steps)])
+    return Method(Gradient(Identity()), Bank(Pair(context, query), tied=False), steps)
+
+
+def chebyshev(lowest: float, highest: float, steps: int) -> Method:
+    """Chebyshev iteration for eigenvalues in [lowest, highest]: the register whose residual
+    polynomial is the smallest possible on that interval."""
+    steps = checks.count("steps", steps)
+    _check_interval(lowest, highest)
+    centre, radius = (highest + lowest) / 2, (highest - lowest) / 2
+    alpha, gamma = [1 / centre], [0.0]
+    for k in range(1, steps):
+        gamma.append((0.5 if k == 1 else 0.25) * (radius * alpha[-1]) ** 2)
+        alpha.append(1 / (centre - gamma[-1] / alpha[-1]))
+    # Register: step alpha_k R_k, R_k = direction + (gamma_k as above) R_{k-1}
+    return Method(Gradient(Identity()), Register(jnp.asarray(alpha), jnp.asarray(gamma)), steps)
+
+
+def _check_interval(lowest: float, highest: float) -> None:
+    checks.positive("lowest", lowest)
+    if not highest > lowest:
+        raise InputError(
+            f"highest is {highest}: it must be greater than lowest ({lowest}). For one eigenvalue, "
+            "gradient_descent(1 / lowest, steps=1) is exact."
+        )
+
+
+def conjugate_gradient(steps: int, preconditioner: Any = None, *, stop: float = 0.0) -> Method:
+    """Conjugate gradients (CGD), optionally with a symmetric positive definite preconditioner."""
+    steps = checks.count("steps", steps)
+    A: Preconditioner = Identity()
+    if preconditioner is not None:
+        A = One(checks.symmetric("preconditioner", preconditioner))
+    return Method(Gradient(A), Conjugate(stop), steps)
+
+
+def lfom(coefficients: Any) -> Method:
+    """The method w^{k+1} = w^0 + sum_i Gamma_i^k grad R(w^i) of equation 1.1.
+
+    coefficients: Gamma indexed [k, i], (steps, steps) for numbers or (steps, steps, d) for
+    diagonal matrices; entries with i > k are not read. The bank adds increments with the
+    opposite sign (NOTES 2.5): c[k] = -(Gamma[k] - Gamma[k-1]).
+    """
+    gamma = checks.real_array("coefficients", coefficients)
+    if gamma.ndim not in (2, 3) or gamma.shape[0] != gamma.shape[1]:
+        raise InputError(f"coefficients has shape {gamma.shape}: pass (steps, steps) or (steps, steps, d).")
+    steps = gamma.shape[0]
+    lower = jnp.tril(jnp.ones((steps, steps), gamma.dtype))
+    gamma = gamma * (lower if gamma.ndim == 2 else lower[..., None])
+    increments = -(gamma - jnp.concatenate([jnp.zeros_like(gamma[:1]), gamma[:-1]]))
+    structure = Scalar(increments) if gamma.ndim == 2 else Diagonal(increments)
+    return Method(Gradient(Identity()), Bank(structure, tied=False), steps)
+
+
+def lfom_coefficients(method: Method) -> Float[Array, "steps steps d"]:
+    """Gamma[k, i] of equation 1.1 for a linear method: one column if it is a number.
+
+    Exact for every loss where the method reads its answer where its gradients sit. For
+    Nesterov, whose gradients sit at v, exact where the gradient is affine in w (quadratics):
+    grad(v) is then the same combination of gradients as v is of iterates.
+    """
+    context, query = _positions(method.memory, method.depth)
+    scale = _scalar_preconditioner(method, method.depth)
+    if query is None:
+        return -context[1:] * scale[:, None]
+    # v_k = sum_i M[k, i] w_i with rows summing to 1, from v = C d and w = Q d (Q triangular).
+    steps = method.depth
+    C, Q = context[:, :, 0], query[:, :, 0]
+    on_later = jnp.linalg.solve(Q[1:].T, C[:-1].T).T  # weights on w_1 ... w_steps
+    M = jnp.concatenate([1 - on_later.sum(1, keepdims=True), on_later], axis=1)[:, :steps]
+    return -(Q[1:] * scale @ M)[..., None]
+
+
+def _positions(memory: Memory, steps: int) -> tuple[Array, Array | None]:
+    """Where the iterate is after 0..steps steps, as coefficients of the directions, (steps+1,
+    steps, d): found by running the memory on unit directions. Second: the query's, if its own."""
+    if isinstance(memory, Conjugate):
+        raise InputError(
+            "conjugate gradients compute their coefficients from each prompt, so they have no "
+            "fixed coefficients. Run them on the prompt instead."
+        )
+    d = 1
+    if isinstance(memory, Bank) and isinstance(memory.gamma, Diagonal):
+        d = memory.gamma.value.shape[-1]
+    past, position = memory.start(), None
+    nowhere = Examples(jnp.zeros((1, d)), jnp.zeros(1))  # linear memories read no problem
+    rows = []
+    for layer in range(steps):
+        unit = Track(jnp.zeros((d, steps)).at[:, layer].set(1))
+        direction = Direction(unit, unit if memory.splits else None)
+        step, past = memory(direction, past, None, nowhere, layer)
+        position = step if position is None else position + step
+        rows.append(position)
+    zero = jnp.zeros((1, steps, d))
+    context = jnp.concatenate([zero, jnp.stack([row.context.w.T for row in rows])])
+    if not memory.splits:
+        return context, None
+    return context, jnp.concatenate([zero, jnp.stack([row.query.w.T for row in rows])])
+
+
+def _scalar_preconditioner(method: Method, steps: int) -> Array:
+    reader = method.reader
+    if isinstance(reader, Gradient) and reader.B is None:
+        if isinstance(reader.A, Identity):
+            return jnp.ones(steps)
+        if isinstance(reader.A, Scaled):
+            return reader.A.scale
+    raise InputError(
+        "equation 1.1 has diagonal coefficients: they exist for methods that read the plain "
+        "gradient (A_l = a_l I, B = 0). Multiply a full A into the gradient yourself."
+    )
+
+
+def _matrices(name: str, value: Any, steps: int) -> Preconditioner:
+    array = checks.real_array(name, value)
+    if array.ndim not in (2, 3) or array.shape[-1] != array.shape[-2]:
+        raise InputError(f"{name} has shape {array.shape}: pass (d, d), or one per step ({steps}, d, d).")
+    if array.ndim == 3 and array.shape[0] != steps:
+        raise InputError(f"{name} holds {array.shape[0]} matrices for {steps} steps: give one per step.")
+    return Full(jnp.broadcast_to(array, (steps, *array.shape[-2:])))
+
+
+def least_squares(prompt: Prompt) -> Array:
+    """The exact least-squares solution of each prompt, of smallest norm if there are many."""
+    prompt = checked(prompt)
+    solve = lambda X, y: jnp.linalg.lstsq(X, y)[0]  # noqa: E731
+    return jax.vmap(solve)(prompt.X, prompt.y) if prompt.batched else solve(prompt.X, prompt.y)
+
+
+def ridge(prompt: Prompt, penalty: Any) -> Array:
+    """argmin |Xw - y|^2 / 2n + penalty |w|^2 / 2 for each prompt."""
+    prompt, penalty = checked(prompt), checks.positive("penalty", penalty)
+
+    def solve(X: Array, y: Array) -> Array:
+        n, d = X.shape
+        return jnp.linalg.solve(X.T @ X / n + penalty * jnp.eye(d, dtype=X.dtype), X.T @ y / n)
+
+    return jax.vmap(solve)(prompt.X, prompt.y) if prompt.batched else solve(prompt.X, prompt.y)

@@ -1,0 +1,151 @@
+"""Trainable models: Linear Transformers and Memformers with their initial parameters."""
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import PRNGKeyArray
+
+from lfom.core import checks
+from lfom.core.checks import InputError
+from lfom.core.coefficients import Coefficient, Diagonal, Hadamard, Pair, Rows, Scalar, TokenWise
+from lfom.core.memories import Bank, Conjugate, Forget, Memory, Register
+from lfom.core.preconditioners import Full, One, Preconditioner, Scaled, Shared
+from lfom.core.readers import Gradient, Heads, Normalised, Reader
+from lfom.core.unroll import Method, Mixture
+
+MEMORIES = ("none", "register", "bank", "conjugate")
+PRECONDITIONERS = ("full", "shared", "scalar")
+GATINGS = ("free", "softmax", "hard")
+GAMMAS = ("scalar", "pair", "diagonal", "rows", "tokens", "hadamard")
+
+
+def memformer(
+    d: int,
+    depth: int,
+    *,
+    memory: str = "bank",
+    preconditioner: str = "full",
+    covariates: bool = False,
+    gamma: str = "scalar",
+    tied: bool = False,
+    own_is_one: bool = False,
+    heads: int = 1,
+    context: int | None = None,
+    normalised: bool = False,
+    scale: float = 1e-4,
+    key: PRNGKeyArray,
+) -> Method:
+    """A model of `depth` layers, initialised as in NOTES 2.14: A (and B) normal with standard
+    deviation `scale`, alpha = 1, gamma = 0, own coefficients 1, older ones 0.
+
+    memory: none (Linear Transformer), register (CGD-like), bank (LFOM) or conjugate.
+    preconditioner: A_l full, shared (a_l M) or scalar (a_l I); conjugate always learns one
+    symmetric matrix. covariates: also learn B (GD++). gamma, tied, own_is_one: the structure of
+    the bank. heads: readers summed into one memory. context: n, where gamma is per token.
+    normalised: read every prompt divided by a scale of its own covariates (see `Normalised`).
+
+    >>> model = memformer(5, 4, memory="register", key=jax.random.key(0))
+    >>> model.depth
+    4
+    """
+    d, depth, heads = checks.count("d", d), checks.count("depth", depth), checks.count("heads", heads)
+    checks.known("memory", memory, MEMORIES)
+    checks.known("preconditioner", preconditioner, PRECONDITIONERS)
+    checks.known("gamma", gamma, GAMMAS)
+    if memory == "conjugate":
+        if covariates or heads > 1:
+            raise InputError(
+                "the conjugate register needs B = 0 and one head: leave covariates and heads out."
+            )
+        start = jnp.eye(d) + scale * jax.random.normal(key, (d, d))
+        return Method(_normalised(Gradient(One(start)), normalised), Conjugate(), depth)
+
+    def reader(key: PRNGKeyArray) -> Reader:
+        a_key, b_key = jax.random.split(key)
+        A = _preconditioner(a_key, preconditioner, d, depth, scale)
+        return Gradient(A, _preconditioner(b_key, preconditioner, d, depth, scale) if covariates else None)
+
+    readers = [reader(k) for k in jax.random.split(key, heads)]
+    return Method(
+        _normalised(readers[0] if heads == 1 else Heads(tuple(readers)), normalised),
+        _memory(memory, gamma, d, depth, tied, own_is_one, context),
+        depth,
+    )
+
+
+def _normalised(reader: Reader, wanted: bool) -> Reader:
+    return Normalised(reader) if wanted else reader
+
+
+def linear_transformer(d: int, depth: int, *, key: PRNGKeyArray, **options: object) -> Method:
+    """A Memformer without memory."""
+    return memformer(d, depth, memory="none", key=key, **options)  # type: ignore[arg-type]
+
+
+def mixture(
+    heads: list[Method] | tuple[Method, ...],
+    gates: Array | None = None,
+    *,
+    per_layer: bool = False,
+    gating: str = "free",
+) -> Mixture:
+    """Heads with memories of their own, each times a gate; gates start equal, at 1 / heads.
+
+    gates: (heads,), or with per_layer (heads, depth); a last axis holds one value per prompt.
+    gating: free (the paper), softmax or hard (see `Mixture`).
+
+    >>> expert = memformer(5, 4, key=jax.random.key(0))
+    >>> mixture([expert, expert], gating="softmax").weights.tolist()
+    [0.5, 0.5]
+    """
+    checks.known("gating", gating, GATINGS)
+    if not heads:
+        raise InputError("heads is empty: a mixture needs at least one head.")
+    depths = {head.depth for head in heads}
+    if len(depths) > 1:
+        raise InputError(f"heads have depths {sorted(depths)}: a mixture needs heads of one depth.")
+    shape = (len(heads), depths.pop()) if per_layer else (len(heads),)
+    if gates is None:
+        gates = jnp.full(shape, 1 / len(heads))
+    gates = checks.real_array("gates", gates)
+    if gates.shape[: len(shape)] != shape or gates.ndim > len(shape) + 1:
+        raise InputError(
+            f"gates has shape {gates.shape}, expected {shape} (and a last axis of prompts, if any)."
+        )
+    return Mixture(tuple(heads), gates, per_layer, gating)
+
+
+def _preconditioner(key: PRNGKeyArray, kind: str, d: int, depth: int, scale: float) -> Preconditioner:
+    if kind == "scalar":
+        return Scaled(scale * jax.random.normal(key, (depth,)))
+    if kind == "shared":
+        return Shared(scale * jax.random.normal(key, (depth,)), jnp.eye(d))
+    return Full(scale * jax.random.normal(key, (depth, d, d)))
+
+
+def _memory(
+    kind: str, gamma: str, d: int, depth: int, tied: bool, own_is_one: bool, context: int | None
+) -> Memory:
+    if kind == "none":
+        return Forget(jnp.ones(depth))
+    if kind == "register":
+        return Register(jnp.ones(depth), jnp.zeros(depth))
+    own = jnp.ones(depth) if tied else jnp.eye(depth)
+    return Bank(_coefficient(gamma, 0 * own if own_is_one else own, d, context), tied, own_is_one)
+
+
+def _coefficient(kind: str, start: Array, d: int, context: int | None) -> Coefficient:
+    if kind == "scalar":
+        return Scalar(start)
+    if kind == "pair":
+        return Pair(start, start)
+    if kind == "diagonal":
+        return Diagonal(start[..., None] * jnp.ones(d))
+    if kind == "rows":
+        return Rows(start[..., None] * jnp.ones(d + 1))
+    if context is None:
+        raise InputError(f"gamma={kind!r} holds a number per token: pass context=n.")
+    tokens = checks.count("context", context) + 1
+    if kind == "tokens":
+        return TokenWise(start[..., None] * jnp.ones(tokens))
+    return Hadamard(start[..., None, None] * jnp.ones((d + 1, tokens)))

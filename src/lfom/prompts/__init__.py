@@ -1,0 +1,1 @@
+"""What methods are tried on: a prompt, distributions of prompts, and shifts of them."""

@@ -1,0 +1,329 @@
+"""The distributions that prompts come from (Sections 2.1, 3.3 and 4.2)."""
+
+import abc
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Float, PRNGKeyArray
+
+from lfom.core import checks
+from lfom.core.arrays import matmat, matvec, pad_axes, transpose
+from lfom.core.checks import InputError
+from lfom.core.problems import Quadratic
+from lfom.prompts.prompt import Prompt
+
+PUBLISHED_SPECTRUM = (1.0, 1.0, 0.25, 0.0625, 1.0)  # of the authors' code and all their curves
+FEW_DEGREES = 64  # chi-square numbers up to here are made of uniforms
+TEXT_SPECTRUM = (1.0, 1.0, 0.5, 0.25, 1.0)  # of the paper's text (NOTES 2.1)
+
+
+def haar_rotation(key: PRNGKeyArray, d: int) -> Float[Array, "d d"]:
+    """A rotation drawn uniformly from the orthogonal group.
+
+    >>> U = haar_rotation(jax.random.key(0), 3)
+    >>> bool(jnp.allclose(U @ U.T, jnp.eye(3), atol=1e-5))
+    True
+    """
+    return jax.random.orthogonal(key, checks.count("d", d))
+
+
+class Distribution(eqx.Module):
+    """Where prompts come from."""
+
+    @property
+    @abc.abstractmethod
+    def dimension(self) -> int: ...
+
+    @abc.abstractmethod
+    def prompt(self, key: PRNGKeyArray) -> Prompt:
+        """One prompt."""
+
+    @abc.abstractmethod
+    def quadratics(self, key: PRNGKeyArray, count: int) -> Quadratic:
+        """`count` prompts as quadratics on a trailing axis, the query averaged out exactly."""
+
+    def prompts(self, key: PRNGKeyArray, count: int) -> Prompt:
+        """A batch of `count` prompts on a leading axis."""
+        return _prompts(self, jax.random.split(key, checks.count("count", count)))
+
+
+@eqx.filter_jit
+def _prompts(distribution: Distribution, keys: Array) -> Prompt:
+    return jax.vmap(distribution.prompt)(keys)
+
+
+class LinearRegression(Distribution):
+    """x ~ N(0, S), S = variance * U^T diag(spectrum) U, w* ~ N(0, weight_variance * S^-1),
+    y = x.w* + noise * N(0, 1); the target is x.w* without noise.
+
+    context: the number n of examples in a prompt. rotation: U (d, d), or None for none;
+    draw one with haar_rotation. weights: a fixed w* instead of a random one.
+
+    >>> data = LinearRegression(PUBLISHED_SPECTRUM, context=20)
+    >>> data.prompts(jax.random.key(0), 8).X.shape
+    (8, 20, 5)
+    """
+
+    spectrum: Float[Array, " d"]
+    variance: Float[Array, ""]
+    noise: Float[Array, ""]
+    weight_variance: Float[Array, ""]
+    rotation: Float[Array, "d d"] | None
+    weights: Float[Array, " d"] | None
+    context: int = eqx.field(static=True)
+
+    def __init__(
+        self,
+        spectrum: Any,
+        context: int,
+        *,
+        rotation: Any = None,
+        variance: Any = 1.0,
+        noise: Any = 0.0,
+        weights: Any = None,
+        weight_variance: Any = 1.0,
+    ):
+        self.spectrum = checks.positive("spectrum", spectrum, (None,))
+        d = self.spectrum.shape[0]
+        self.context = checks.count("context", context)
+        self.rotation = None if rotation is None else checks.rotation("rotation", rotation, d)
+        self.variance = checks.positive("variance", variance)
+        self.noise = checks.non_negative("noise", noise)
+        self.weight_variance = checks.positive("weight_variance", weight_variance)
+        self.weights = None if weights is None else checks.real_array("weights", weights, (d,))
+
+    @property
+    def dimension(self) -> int:
+        return self.spectrum.shape[-1]
+
+    @property
+    def root(self) -> Float[Array, "d d"]:
+        """F with F^T F = S: x = F^T z for standard normal z."""
+        scale = jnp.sqrt(self.variance * self.spectrum)
+        return jnp.diag(scale) if self.rotation is None else scale[:, None] * self.rotation
+
+    @property
+    def covariance(self) -> Float[Array, "d d"]:
+        return self.root.T @ self.root
+
+    @property
+    def inverse_root(self) -> Float[Array, "d d"]:
+        """F^-1: w = F^-1 z has covariance S^-1."""
+        scale = jnp.sqrt(self.variance * self.spectrum)
+        return jnp.diag(1 / scale) if self.rotation is None else self.rotation.T / scale
+
+    def prompt(self, key: PRNGKeyArray) -> Prompt:
+        covariates, weights, labels = jax.random.split(key, 3)
+        d, dtype = self.dimension, self.spectrum.dtype
+        X = jax.random.normal(covariates, (self.context + 1, d), dtype) @ self.root
+        w = self._draw_weights(jax.random.normal(weights, (d,), dtype))
+        y = X[:-1] @ w + self.noise * jax.random.normal(labels, (self.context,), dtype)
+        return Prompt(X[:-1], y, X[-1], X[-1] @ w, w)
+
+    def quadratics(self, key: PRNGKeyArray, count: int) -> Quadratic:
+        """Gram matrices drawn directly (Wishart): the cost does not depend on `context`.
+
+        G = F^T (C C^T / n) F with the Bartlett factor C, and given G, b has mean G w* and
+        covariance noise^2 G / n (NOTES section 4).
+        """
+        count, d, dtype = checks.count("count", count), self.dimension, self.spectrum.dtype
+        degrees, below = _bartlett_sizes(d, self.context)
+        normals, chi_squares = _normals_and_chi_squares(key, below + 2 * d, degrees, count, dtype)
+        factor = _bartlett(normals[:below], chi_squares, d)
+        z, xi = normals[below : below + d], normals[below + d : below + d + factor.shape[1]]
+        half = matmat(self.root.T, factor) / jnp.sqrt(jnp.asarray(self.context, dtype))
+        w = self._draw_weights(z)
+        gram = matmat(half, transpose(half))
+        scatter = self.noise / jnp.sqrt(jnp.asarray(self.context, dtype)) * matvec(half, xi)
+        return Quadratic(gram, matvec(gram, w) + scatter, self.root, matvec(self.root, w))
+
+    def _draw_weights(self, z: Array) -> Array:
+        """w* from standard normal z (d, *prompts)."""
+        if self.weights is not None:
+            return jnp.broadcast_to(pad_axes(self.weights, z.ndim), z.shape)
+        return jnp.sqrt(self.weight_variance) * matvec(self.inverse_root, z)
+
+
+class GaussianMixture(Distribution):
+    """Each prompt comes from one component m, chosen with probability weights[m]:
+    x ~ N(mean_m, variance_m * S), S = U^T diag(spectrum) U.
+
+    w* ~ N(mean_m or 0, s * S^-1). `weight_mean` says whether w* takes the component's mean
+    too; `weight_variance` is "inverse" for s = 1 / variance_m (the theorem of Section 4.2) or
+    "same" for s = variance_m (the authors' code, NOTES 2.12).
+
+    means: (components, d). variances, weights: (components,).
+    """
+
+    means: Float[Array, "components d"]
+    variances: Float[Array, " components"]
+    weights: Float[Array, " components"]
+    spectrum: Float[Array, " d"]
+    rotation: Float[Array, "d d"] | None
+    noise: Float[Array, ""]
+    context: int = eqx.field(static=True)
+    weight_mean: bool = eqx.field(static=True)
+    weight_variance: str = eqx.field(static=True)
+
+    def __init__(
+        self,
+        means: Any,
+        variances: Any,
+        weights: Any,
+        context: int,
+        *,
+        spectrum: Any = None,
+        rotation: Any = None,
+        noise: Any = 0.0,
+        weight_mean: bool = True,
+        weight_variance: str = "inverse",
+    ):
+        self.means = checks.real_array("means", means, (None, None))
+        components, d = self.means.shape
+        self.variances = checks.positive("variances", variances, (components,))
+        self.weights = checks.probabilities("weights", weights)
+        if self.weights.shape[0] != components:
+            raise InputError(
+                f"weights has {self.weights.shape[0]} entries for {components} means: give one "
+                "weight per component."
+            )
+        self.spectrum = checks.positive("spectrum", [1.0] * d if spectrum is None else spectrum, (d,))
+        self.rotation = None if rotation is None else checks.rotation("rotation", rotation, d)
+        self.noise = checks.non_negative("noise", noise)
+        self.context = checks.count("context", context)
+        self.weight_mean = weight_mean
+        self.weight_variance = checks.known("weight_variance", weight_variance, ("inverse", "same"))
+
+    @property
+    def dimension(self) -> int:
+        return self.spectrum.shape[-1]
+
+    def component(self, index: int) -> "GaussianMixture":
+        """The distribution of one component alone."""
+        keep = slice(index, index + 1)
+        return eqx.tree_at(
+            lambda m: (m.means, m.variances, m.weights),
+            self,
+            (self.means[keep], self.variances[keep], jnp.ones_like(self.weights[keep])),
+        )
+
+    def prompt(self, key: PRNGKeyArray) -> Prompt:
+        return self._draw(key)[0]
+
+    def quadratics(self, key: PRNGKeyArray, count: int) -> Quadratic:
+        """Not central, so the examples themselves are drawn and reduced to Gram matrices."""
+
+        def one(key: PRNGKeyArray) -> Quadratic:
+            prompt, root = self._draw(key)
+            exact = Quadratic.of(prompt)
+            return Quadratic(exact.gram, exact.moment, root, root @ jnp.asarray(prompt.weights))
+
+        return jax.vmap(one, out_axes=-1)(jax.random.split(key, checks.count("count", count)))
+
+    def _draw(self, key: PRNGKeyArray) -> tuple[Prompt, Array]:
+        which, covariates, weights, labels = jax.random.split(key, 4)
+        d, dtype = self.dimension, self.spectrum.dtype
+        m = jax.random.choice(which, self.weights.shape[0], p=self.weights)
+        mean, variance = self.means[m], self.variances[m]
+        scale = jnp.sqrt(self.spectrum)
+        root = jnp.diag(scale) if self.rotation is None else scale[:, None] * self.rotation
+        inverse = jnp.diag(1 / scale) if self.rotation is None else self.rotation.T / scale
+        X = mean + jnp.sqrt(variance) * jax.random.normal(covariates, (self.context + 1, d), dtype) @ root
+        spread = variance if self.weight_variance == "same" else 1 / variance
+        w = jnp.sqrt(spread) * inverse @ jax.random.normal(weights, (d,), dtype)
+        w = w + mean if self.weight_mean else w
+        y = X[:-1] @ w + self.noise * jax.random.normal(labels, (self.context,), dtype)
+        # E[x x^T] = variance S + mean mean^T = R^T R with d + 1 rows
+        second_moment_root = jnp.vstack([jnp.sqrt(variance) * root, mean])
+        return Prompt(X[:-1], y, X[-1], X[-1] @ w, w), second_moment_root
+
+
+def bartlett_factor(key: PRNGKeyArray, d: int, n: int, count: int, dtype: Any = float) -> Array:
+    """C (d, min(n, d), count), lower trapezoidal, with C C^T distributed as X^T X for an
+    (n, d) matrix X of standard normals: chi on the diagonal, normal below (Bartlett 1933).
+
+    n < d gives the singular case: the factor then has n columns.
+    """
+    degrees, below = _bartlett_sizes(d, n)
+    return _bartlett(*_normals_and_chi_squares(key, below, degrees, count, dtype), d)
+
+
+def _bartlett_sizes(d: int, n: int) -> tuple[list[int], int]:
+    """Degrees of freedom on the diagonal, and how many normals stand below it."""
+    rank = min(n, d)
+    return [n - j for j in range(rank)], d * rank - rank * (rank + 1) // 2
+
+
+def _bartlett(normals: Array, chi_squares: Array, d: int) -> Array:
+    below, (rank, count) = normals.shape[0], chi_squares.shape
+    parts = jnp.concatenate([normals, jnp.sqrt(chi_squares), jnp.zeros((1, count), normals.dtype)])
+    place = np.full((d, rank), below + rank)  # the row of zeros
+    place[np.tril_indices(d, -1, rank)] = np.arange(below)
+    place[np.arange(rank), np.arange(rank)] = below + np.arange(rank)
+    return parts[place.reshape(-1)].reshape(d, rank, count)
+
+
+def _normals_and_chi_squares(
+    key: PRNGKeyArray, normals: int, degrees: list[int], count: int, dtype: Any
+) -> tuple[Array, Array]:
+    """Standard normals (normals, count) and chi-square numbers (degrees, count), from one call of the
+    random generator: it takes seconds to compile, each time that it is called.
+
+    A chi-square of an even number of degrees is -2 log of a product of uniforms, of an odd number that
+    plus the square of a normal. Many degrees take a rejection method instead.
+    """
+    few = max(degrees) <= FEW_DEGREES
+    odd = [k % 2 for k in degrees] if few else []
+    halves = [k // 2 for k in degrees] if few else []
+    bell = normals + sum(odd)
+    u = jax.lax.optimization_barrier(jax.random.uniform(key, (bell + sum(halves), count), dtype))
+    edge = jnp.finfo(u.dtype).epsneg
+    bounded = jnp.clip(2 * u[:bell] - 1, edge - 1, 1 - edge)
+    z = jax.lax.optimization_barrier(jnp.sqrt(jnp.asarray(2, u.dtype)) * jax.scipy.special.erfinv(bounded))
+    if not few:
+        wanted = jnp.asarray(degrees, u.dtype)[:, None]
+        return z, _chi_square(jax.random.fold_in(key, 1), wanted, (len(degrees), count))
+    chi_squares, at, square = [], bell, normals
+    for is_odd, half in zip(odd, halves, strict=True):
+        total = jnp.zeros(count, u.dtype)
+        for first in range(at, at + half, 8):  # eight at a time: products of more might underflow
+            some = 1 - u[first : min(first + 8, at + half)]  # u may be 0, this may not
+            total = total - 2 * jnp.log(jnp.prod(some, axis=0))
+        if is_odd:
+            total = total + z[square] ** 2
+        chi_squares.append(total)
+        at, square = at + half, square + is_odd
+    return z[:normals], jnp.stack(chi_squares)
+
+
+def _chi_square(key: PRNGKeyArray, degrees: Array, shape: tuple[int, ...]) -> Array:
+    """Chi-square numbers for degrees of 1 or more, by the method of Marsaglia and Tsang (2000).
+
+    Whole arrays are proposed until every entry is accepted (three rounds or so), which on a CPU
+    is several times faster than jax.random.gamma's loop per entry.
+    """
+    dtype = degrees.dtype
+    boosted = degrees < 2  # Gamma(a) = Gamma(a + 1) U^(1/a) where a = degrees / 2 is below 1
+    shape_parameter = jnp.broadcast_to(jnp.where(boosted, degrees / 2 + 1, degrees / 2), shape)
+    a = shape_parameter - 1 / 3
+    c = 1 / (3 * jnp.sqrt(a))
+    boost_key, loop_key = jax.random.split(key)
+
+    def propose(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        key, value, accepted = state
+        key, normal_key, uniform_key = jax.random.split(key, 3)
+        x = jax.random.normal(normal_key, shape, dtype)
+        v = (1 + c * x) ** 3
+        safe = jnp.where(v > 0, v, 1)
+        u = jax.random.uniform(uniform_key, shape, dtype, minval=jnp.finfo(dtype).tiny)
+        fits = (v > 0) & (jnp.log(u) < 0.5 * x**2 + a * (1 - safe + jnp.log(safe)))
+        return key, jnp.where(fits & ~accepted, a * safe, value), accepted | fits
+
+    start = (loop_key, jnp.zeros(shape, dtype), jnp.zeros(shape, bool))
+    _, gamma, _ = jax.lax.while_loop(lambda state: ~state[2].all(), propose, start)
+    u = jax.random.uniform(boost_key, shape, dtype, minval=jnp.finfo(dtype).tiny)
+    return 2 * jnp.where(boosted, gamma * u ** (2 / degrees), gamma)

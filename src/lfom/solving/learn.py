@@ -1,0 +1,138 @@
+"""lfom.learn: from a batch of problems to a method, the structure picked by held-out loss."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from lfom.core import checks
+from lfom.core.checks import InputError
+from lfom.solving.learners import Fitted, Fold, LossLearner, QuadraticLearner
+from lfom.solving.method import Accuracy, LearnedMethod, Record
+from lfom.solving.problems import ConvexLosses, Problems
+from lfom.solving.starts import RANK
+from lfom.solving.structures import Structure, chosen
+
+FEWEST = 10
+ENOUGH_TO_SPLIT = 50  # problems: with fewer, every one is held out once (cross-validation)
+REFINED = 3  # structures that go on from the closed form to gradients
+ITERATIONS = 150
+
+
+def learn(
+    problems: Problems,
+    steps: int = 8,
+    structure: str | Iterable[str] = "auto",
+    seed: int = 0,
+    *,
+    iterations: int = ITERATIONS,
+    watch: Callable[[str], None] | None = None,
+) -> LearnedMethod:
+    """A method of `steps` steps for problems like these.
+
+    structure: "auto" tries all and keeps the one with the smallest error on held-out problems; or a
+    name, or several: scalar, diagonal, preconditioned, conjugate, or one member such as
+    "conjugate:full". iterations: gradient steps on a preconditioner. watch: told what is going on.
+
+    >>> import lfom
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(60, 20, 4)) * [1.0, 0.5, 0.2, 0.1]
+    >>> problems = lfom.LeastSquaresProblems(X, X.sum(axis=2))
+    >>> method = lfom.learn(problems[:50], steps=3, structure="preconditioned:diagonal")
+    >>> solution = method.solve(problems[50:])
+    >>> solution.value.shape, bool(solution.failed.any()), solution.residuals.shape
+    ((10, 4), False, (10, 4))
+    """
+    steps, iterations = checks.count("steps", steps), checks.count("iterations", iterations, 0)
+    count = _checked_count(problems)
+    say = watch or (lambda text: None)
+    say(f"solving {count} problems to learn from")
+    kind = LossLearner if isinstance(problems, ConvexLosses) else QuadraticLearner
+    learner: Any = kind(problems, steps, seed)  # type: ignore[arg-type]
+    structures, warnings = _affordable(
+        chosen(structure, learner.available()), problems, steps, structure == "auto"
+    )
+    folds, how = _folds(count, seed)
+    tried: dict[Structure, list[Fitted]] = {}
+    for one in structures:
+        say(f"trying {one.name}")
+        tried[one] = [learner.fit(one, fold, 0) for fold in folds]
+    order = sorted(tried, key=lambda one: _score(tried[one]))
+    for one in order[:REFINED] if iterations else []:
+        if learner.refinable(one):
+            say(f"refining {one.name}")
+            better = [learner.fit(one, fold, iterations) for fold in folds]
+            tried[one] = min(tried[one], better, key=_score)
+    order = sorted(tried, key=lambda one: _score(tried[one]))
+    winner = order[0]
+    say(f"finishing {winner.name}")
+    fits = [learner.guarded(winner, fold, fit) for fold, fit in zip(folds, tried[winner], strict=True)]
+    fold, final = folds[0], fits[0]
+    if len(folds) > 1:
+        fold = Fold(len(folds), np.arange(count), np.arange(count))
+        final = learner.guarded(winner, fold, learner.fit(winner, fold, final.iterations))
+    held_out = np.concatenate([fit.errors for fit in fits], axis=1)
+    warnings += _few(held_out.shape[1])
+    compared = {one.name: _score(fits if one == winner else tried[one]) for one in order}
+    record = Record(count, seed, _accuracy(held_out, how), compared, tuple(warnings))
+    return learner.method(winner, fold, final, record)
+
+
+def _checked_count(problems: Any) -> int:
+    if not isinstance(problems, Problems):
+        raise InputError(
+            f"learn takes problems, not {type(problems).__name__}: build lfom.LeastSquaresProblems, "
+            "lfom.LinearSystems or lfom.ConvexLosses."
+        )
+    if len(problems) < FEWEST:
+        raise InputError(
+            f"{len(problems)} problems are too few to learn from: {FEWEST} or more are needed, and a held-out "
+            "error that you can rely on takes some dozens."
+        )
+    return len(problems)
+
+
+def _folds(count: int, seed: int) -> tuple[list[Fold], str]:
+    """One split where there are many problems, else cross-validation; folds of equal size, so that
+    they share one compiled program."""
+    order = np.random.default_rng(seed).permutation(count)
+    if count >= ENOUGH_TO_SPLIT:
+        held = max(count // 5, 10)
+        return [Fold(0, order[held:], order[:held])], "held out"
+    number = 5 if count < 20 else 3
+    size = count // number
+    parts = [order[k * size : (k + 1) * size] for k in range(number)]
+    return [Fold(k, np.setdiff1d(order, part), part) for k, part in enumerate(parts)], "cross-validated"
+
+
+def _score(fits: list[Fitted]) -> float:
+    """The log of the geometric mean of the held-out errors after the last step."""
+    last = np.concatenate([fit.errors[-1] for fit in fits])
+    last = np.where(np.isfinite(last), last, 1e300)
+    return float(np.mean(np.log(last + 1e-300)))
+
+
+def _accuracy(errors: np.ndarray, how: str) -> Accuracy:
+    lower, median, upper = (tuple(np.quantile(errors, q, axis=1).tolist()) for q in (0.25, 0.5, 0.75))
+    return Accuracy(median, lower, upper, errors.shape[1], how)
+
+
+def _affordable(
+    structures: list[Structure], problems: Any, steps: int, drop: bool
+) -> tuple[list[Structure], list[str]]:
+    """Every problem gives as many equations as it has unknowns; a structure wants four per parameter."""
+    size = int(np.prod(problems.shape))
+    needed = {one: -(-4 * one.parameters(problems.shape, steps, RANK) // size) for one in structures}
+    poor = [one for one in structures if one.family != "scalar" and needed[one] > len(problems)]
+    if not poor:
+        return structures, []
+    names = ", ".join(f"{one.name} ({needed[one]})" for one in poor)
+    verdict = "left out" if drop else "learned all the same, and likely to fit these problems only"
+    text = f"{len(problems)} problems are too few for {names}: {verdict}; in brackets, how many are wanted"
+    return [one for one in structures if one not in poor] if drop else structures, [text]
+
+
+def _few(held_out: int) -> list[str]:
+    if held_out >= 20:
+        return []
+    return [f"the expected accuracy rests on {held_out} held-out problems: treat it as a rough figure"]

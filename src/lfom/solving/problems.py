@@ -1,0 +1,275 @@
+"""What a user hands over: a batch of related problems of one kind."""
+
+import abc
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from lfom.core import checks
+from lfom.core.checks import InputError
+from lfom.solving.quadratics import HIGHEST, Matrices, Operators, Quadratics
+
+
+class Problems(eqx.Module):
+    """A batch of problems. problems[3] is a batch of one, problems[2:5] a batch of three."""
+
+    @property
+    @abc.abstractmethod
+    def kind(self) -> str:
+        """What the problems are, in words."""
+
+    @property
+    @abc.abstractmethod
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one problem's unknowns."""
+
+    @property
+    @abc.abstractmethod
+    def dtype(self) -> Any: ...
+
+    def __getitem__(self, index: Any) -> Any:
+        chosen = slice(index, index + 1 or None) if isinstance(index, int | np.integer) else index
+        count = len(self)
+        if isinstance(index, int | np.integer) and not -count <= index < count:
+            raise InputError(f"problem {index} does not exist: there are {count}, numbered from 0.")
+        return jax.tree.map(lambda leaf: leaf[chosen], self)
+
+    def __len__(self) -> int:
+        return jax.tree.leaves(eqx.filter(self, eqx.is_array))[0].shape[0]
+
+
+class LeastSquaresProblems(Problems):
+    """f(w) = |X w - y|^2 / 2n + ridge |w|^2 / 2: a regression per problem.
+
+    X: (problems, n, d). y: (problems, n). ridge: a number, or one per problem.
+
+    >>> problems = LeastSquaresProblems(np.ones((3, 5, 2)), np.ones((3, 5)), ridge=0.1)
+    >>> len(problems), problems.shape, len(problems[1])
+    (3, (2,), 1)
+    """
+
+    X: Array
+    y: Array
+    ridge: Array
+
+    def __init__(self, X: Any, y: Any, ridge: Any = 0.0):
+        self.X = checks.real_array("X", X, (None, None, None), finite=False)
+        count, n, _ = self.X.shape
+        self.y = _fitting("y", y, (count, n), "X", self.X)
+        penalty = checks.real_array("ridge", ridge, finite=False).astype(self.X.dtype)
+        if penalty.shape not in ((), (count,)):
+            raise InputError(
+                f"ridge has shape {penalty.shape}: pass one number, or one per problem ({count},)."
+            )
+        if checks.is_concrete(penalty) and bool((penalty < 0).any()):
+            lowest = float(jnp.min(penalty))
+            raise InputError(f"ridge is {lowest}: it must be 0 or greater. Pass 0 for none.")
+        self.ridge = jnp.broadcast_to(penalty, (count,))
+
+    @property
+    def kind(self) -> str:
+        return "least squares"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.X.shape[2],)
+
+    @property
+    def dtype(self) -> Any:
+        return self.X.dtype
+
+    def quadratics(self) -> Quadratics:
+        """A = X^T X / n + ridge I and b = X^T y / n."""
+        n, d = self.X.shape[1:]
+        gram = jnp.einsum("pni,pnj->pij", self.X, self.X, precision=HIGHEST) / n
+        b = jnp.einsum("pni,pn->pi", self.X, self.y, precision=HIGHEST) / n
+        return Matrices(gram + self.ridge[:, None, None] * jnp.eye(d, dtype=self.dtype), b)
+
+
+class LinearSystems(Problems):
+    """A w = b with A symmetric positive definite: the minimiser of w.Aw/2 - b.w.
+
+    LinearSystems(A, b): matrices (problems, d, d) and b (problems, d).
+    LinearSystems(operator, b, data=...): matrix-free. operator(data of one problem, v) returns A v;
+    every leaf of data has a leading axis of problems; b is (problems, *shape), so unknowns may be
+    grids. diagonal (problems, *shape): the diagonals of A, if they are known.
+    """
+
+    A: Array | None
+    operator: Callable[[Any, Array], Array] | None = eqx.field(static=True)
+    b: Array
+    data: Any
+    known_diagonal: Array | None
+
+    def __init__(self, A: Any, b: Any, data: Any = None, diagonal: Any = None):
+        if callable(A):
+            self.A, self.operator = None, A
+            self.b = checks.real_array("b", b, finite=False)
+            self.data = jax.tree.map(jnp.asarray, data)
+            self.known_diagonal = None if diagonal is None else _fitting("diagonal", diagonal, self.b.shape)
+            self._check_operator()
+            return
+        if data is not None or diagonal is not None:
+            raise InputError(
+                "data and diagonal belong to a matrix-free operator: pass LinearSystems(A, b) for matrices."
+            )
+        self.A = checks.real_array("A", A, (None, None, None), finite=False)
+        count, rows, columns = self.A.shape
+        if rows != columns:
+            raise InputError(f"A has shape {self.A.shape}: every system is square, (problems, d, d).")
+        self.operator, self.data, self.known_diagonal = None, None, None
+        self.b = _fitting("b", b, (count, rows), "A", self.A)
+        if checks.is_concrete(self.A):
+            _check_matrices(np.asarray(self.A))
+
+    def _check_operator(self) -> None:
+        if self.b.ndim < 2 or 0 in self.b.shape:
+            raise InputError(
+                f"b has shape {self.b.shape}: pass (problems, *shape of the unknowns), none of them empty."
+            )
+        for leaf in jax.tree.leaves(self.data):
+            if leaf.ndim == 0 or leaf.shape[0] != len(self.b):
+                raise InputError(
+                    f"data holds an array of shape {leaf.shape}: every leaf needs a leading axis of "
+                    f"{len(self.b)} problems. Close over what all problems share instead."
+                )
+        one = jax.tree.map(lambda leaf: leaf[0], (self.data, self.b))
+        try:
+            image = jax.eval_shape(self.operator, *one)  # type: ignore[arg-type]
+        except Exception as error:  # the user's own code
+            raise InputError(f"operator(data, v) failed on one problem: {error}") from error
+        if image.shape != self.b.shape[1:] or image.dtype != self.b.dtype:
+            raise InputError(
+                f"operator(data, v) returns {image.dtype} of shape {image.shape} for v of {self.b.dtype} "
+                f"and shape {self.b.shape[1:]}: it must return the same."
+            )
+
+    @property
+    def kind(self) -> str:
+        return "linear systems" if self.operator is None else "operators"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.b.shape[1:]
+
+    @property
+    def dtype(self) -> Any:
+        return self.b.dtype
+
+    def quadratics(self) -> Quadratics:
+        if self.operator is None:
+            return Matrices(A=self.A, b=self.b)  # type: ignore[arg-type]
+        return Operators(operator=self.operator, data=self.data, b=self.b, known_diagonal=self.known_diagonal)
+
+
+class ConvexLosses(Problems):
+    """min over w of loss(w, data of one problem): smooth and convex. Methods start at w = 0.
+
+    data: arrays in a tuple, list or dictionary, each with a leading axis of problems. size: the
+    number of unknowns d, or the shape of w.
+    """
+
+    loss: Callable[[Array, Any], Array] = eqx.field(static=True)
+    data: Any
+    sizes: tuple[int, ...] = eqx.field(static=True)
+
+    def __init__(self, loss: Callable[[Array, Any], Array], data: Any, size: int | tuple[int, ...]):
+        if not callable(loss):
+            raise InputError("loss is not a function: pass loss(w, data) that returns one number.")
+        self.loss = loss
+        self.data = jax.tree.map(jnp.asarray, data)
+        sizes = (size,) if isinstance(size, int | np.integer) else tuple(size)
+        self.sizes = tuple(checks.count("size", s) for s in sizes)
+        leaves = jax.tree.leaves(self.data)
+        counts = {leaf.shape[0] if leaf.ndim else None for leaf in leaves}
+        if len(counts) != 1 or None in counts or 0 in counts:
+            raise InputError(
+                f"data holds arrays of shapes {[leaf.shape for leaf in leaves]}: every one needs the same "
+                "leading axis of problems, with at least one. Close over what all problems share."
+            )
+        one = jax.tree.map(lambda leaf: leaf[0], self.data)
+        try:
+            value = jax.eval_shape(loss, jax.ShapeDtypeStruct(self.shape, self.dtype), one)
+        except Exception as error:  # the user's own code
+            raise InputError(f"loss(w, data) failed for w of shape {self.shape}: {error}") from error
+        if value.shape != () or value.dtype != self.dtype:
+            raise InputError(
+                f"loss(w, data) returns {value.dtype} of shape {value.shape}: it must return one number of "
+                f"{self.dtype}."
+            )
+
+    @property
+    def kind(self) -> str:
+        return "convex losses"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.sizes
+
+    @property
+    def dtype(self) -> Any:
+        floating = [x for x in jax.tree.leaves(self.data) if jnp.issubdtype(x.dtype, jnp.floating)]
+        return jnp.result_type(*floating) if floating else jnp.zeros(()).dtype
+
+    def values(self, w: Array) -> Array:
+        return jax.vmap(self.loss)(w, self.data)
+
+    def gradients(self, w: Array) -> Array:
+        return jax.vmap(jax.grad(self.loss))(w, self.data)
+
+    def values_and_gradients(self, w: Array) -> tuple[Array, Array]:
+        return jax.vmap(jax.value_and_grad(self.loss))(w, self.data)
+
+    def finite(self) -> Array:
+        """Which problems hold finite numbers only, (problems,)."""
+        leaves = [x for x in jax.tree.leaves(self.data) if jnp.issubdtype(x.dtype, jnp.floating)]
+        good = [jnp.isfinite(leaf.reshape(len(leaf), -1)).all(axis=1) for leaf in leaves]
+        return jnp.stack([jnp.ones(len(self), bool), *good]).all(axis=0)
+
+
+def _fitting(
+    name: str, value: Any, shape: tuple[int, ...], other: str = "b", like: Array | None = None
+) -> Array:
+    array = checks.real_array(name, value, finite=False)
+    if array.shape != shape:
+        raise InputError(f"{name} has shape {array.shape}, and {other} asks for {shape}. Make them match.")
+    if like is not None and array.dtype != like.dtype:
+        raise InputError(
+            f"{name} has dtype {array.dtype} and {other} {like.dtype}. Convert one of them, so that "
+            "everything is computed in one precision."
+        )
+    return array
+
+
+def _check_matrices(A: np.ndarray) -> None:
+    """Symmetric, and positive semidefinite up to rounding; problems with NaN get a status in solve."""
+    finite = np.isfinite(A).all(axis=(1, 2))
+    scale = np.abs(A).max(axis=(1, 2))
+    with np.errstate(invalid="ignore"):  # infinity minus infinity
+        off = np.abs(A - np.swapaxes(A, 1, 2)).max(axis=(1, 2))
+    rounding = 100 * A.shape[1] * np.finfo(A.dtype).eps * scale
+    bad = np.flatnonzero(finite & (off > rounding))
+    if len(bad):
+        raise InputError(
+            f"A of problem {bad[0]} is not symmetric: it differs from its transpose by {off[bad[0]]:.2g} "
+            f"({len(bad)} such problems). Pass (A + A^T) / 2 if that is what you mean; for least squares pass "
+            "X and y."
+        )
+    good = np.flatnonzero(finite & (scale > 0))
+    relative = A[good] / scale[good, None, None]
+    shift = (rounding[good] / scale[good])[:, None, None] * np.eye(A.shape[1], dtype=A.dtype)
+    try:
+        np.linalg.cholesky(relative + shift)
+    except np.linalg.LinAlgError:
+        lowest = np.linalg.eigvalsh(np.asarray(relative, np.float64))[:, 0] * scale[good]
+        worst = int(np.argmin(lowest / scale[good]))
+        if lowest[worst] < -0.5 * rounding[good][worst]:
+            raise InputError(
+                f"A of problem {good[worst]} is indefinite: its smallest eigenvalue is {lowest[worst]:.3g}. "
+                "These methods minimise, so A must be positive definite. Check its sign and how it was built."
+            ) from None

@@ -1,0 +1,102 @@
+"""Step sizes searched on sample prompts: what a fair comparison needs."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy.optimize import minimize
+
+from lfom.core import checks
+from lfom.core.preconditioners import Shared
+from lfom.core.problems import Quadratic
+from lfom.core.unroll import Algorithm, losses
+from lfom.limits.krylov import coefficients, has_shared_numbers, moments
+
+
+class Tuned(eqx.Module):
+    """A method with the step sizes that were found, and its mean loss on the sample prompts."""
+
+    method: Algorithm
+    parameters: tuple[float, ...]
+    loss: float
+
+
+def tune(
+    build: Callable[..., Algorithm],
+    quadratics: Quadratic,
+    *,
+    steps: int,
+    parameters: int,
+    highest: float = 4.0,
+) -> Tuned:
+    """The method `build(*parameters, steps)` whose last step has the smallest mean loss.
+
+    The first parameter is a step size, searched on (0, highest / largest mean eigenvalue), the
+    others (momentum) on [0, 1): a grid first, then Nelder-Mead from its best.
+
+    >>> from lfom import LinearRegression, gradient_descent
+    >>> sample = LinearRegression([1.0, 0.5], context=6).quadratics(jax.random.key(0), 500)
+    >>> tuned = tune(gradient_descent, sample, steps=2, parameters=1)
+    >>> 0 < tuned.parameters[0] < 4
+    True
+    """
+    return tune_each(build, quadratics, steps=[steps], parameters=parameters, highest=highest)[steps]
+
+
+def tune_each(
+    build: Callable[..., Algorithm],
+    quadratics: Quadratic,
+    *,
+    steps: Sequence[int],
+    parameters: int,
+    highest: float = 4.0,
+) -> dict[int, Tuned]:
+    """`tune` for several numbers of steps at once, from one compiled program."""
+    for number in steps:
+        checks.count("steps", number)
+    checks.count("parameters", parameters)
+    deepest = max(steps)
+    largest = float(jnp.linalg.eigvalsh(jnp.mean(quadratics.gram, axis=-1))[-1])
+    mean_losses = _mean_losses(build, quadratics, deepest, parameters)
+    axes = [np.geomspace(0.02, 1.0, 16) * highest / largest] + [np.linspace(0.0, 0.95, 12)] * (parameters - 1)
+    grid = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, parameters)
+    on_grid = mean_losses(grid)
+    on_grid = np.where(np.isfinite(on_grid), on_grid, np.inf)
+    found = {}
+    for number in steps:
+
+        def inside(values: Any, number: int = number) -> float:
+            if values[0] <= 0 or np.any(values[1:] < 0) or np.any(values[1:] >= 1):
+                return float("inf")
+            loss = float(mean_losses(np.resize(values, grid.shape))[0, number])
+            return loss if np.isfinite(loss) else float("inf")
+
+        start = grid[on_grid[:, number].argmin()]
+        best = minimize(inside, start, method="Nelder-Mead", options={"xatol": 1e-3, "fatol": 1e-5})
+        values = tuple(float(v) for v in best.x)
+        found[number] = Tuned(build(*values, number), values, float(best.fun))
+    return found
+
+
+def _mean_losses(
+    build: Callable[..., Algorithm], quadratics: Quadratic, steps: int, parameters: int
+) -> Callable[[np.ndarray], np.ndarray]:
+    """A function from parameters (candidates, parameters) to the mean losses after every step. A method
+    whose coefficients are numbers is scored by the moments of the prompts: no prompt is looked at again."""
+    example = build(*[0.5] * parameters, steps)
+    if not has_shared_numbers(example) or isinstance(example.reader.A, Shared):  # type: ignore[attr-defined]
+        compiled = jax.jit(lambda values: jnp.mean(losses(build(*values, steps), quadratics), axis=-1))
+        return lambda grid: np.stack([np.asarray(compiled(jnp.asarray(values))) for values in grid])
+    h = 1.2 * float(jnp.max(jnp.linalg.eigvalsh(jnp.moveaxis(quadratics.gram[..., :1_000], -1, 0))))
+    H, g, t = (np.asarray(a, np.float64) for a in moments(quadratics, None, steps, jnp.asarray(h)))
+    run = jax.jit(jax.vmap(lambda values: coefficients(build(*values, steps), h)))
+
+    def from_moments(grid: np.ndarray) -> np.ndarray:
+        with jax.enable_x64(True):
+            c = np.asarray(run(grid))  # (candidates, steps + 1, steps)
+        return np.einsum("...i,ij,...j->...", c, H, c) - 2 * c @ g + t
+
+    return from_moments
