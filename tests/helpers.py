@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lfom.core.coefficients import Coefficient, Diagonal, Hadamard, Pair, Rows, Scalar, TokenWise
+from lfom.core.coefficients import Coefficient, CoordinateWise, Hadamard, Pair, Rows, Scalar, TokenWise
 from lfom.core.memories import Bank, Forget, Memory, Register
 from lfom.core.preconditioners import Full
 from lfom.core.problems import Quadratic
@@ -59,7 +59,7 @@ def coefficient(kind: str, rng: np.random.Generator, lead: tuple[int, ...], d: i
         return Pair(draw(), draw())
     shape: dict[str, tuple[Any, tuple[int, ...]]] = {
         "scalar": (Scalar, ()),
-        "diagonal": (Diagonal, (d,)),
+        "diagonal": (CoordinateWise, (d,)),
         "rows": (Rows, (d + 1,)),
         "tokens": (TokenWise, (n + 1,)),
         "hadamard": (Hadamard, (d + 1, n + 1)),

@@ -15,10 +15,10 @@ from lfom.adaptation import held_out
 from lfom.adaptation.held_out import asked_tokens, context_error, fold_size, folds_in_turn
 from lfom.adaptation.per_prompt import context_question, solve, starts
 from lfom.core.memories import Forget
+from lfom.core.methods import Method
 from lfom.core.preconditioners import Full
 from lfom.core.problems import Quadratic
 from lfom.core.readers import Gradient
-from lfom.core.unroll import Method
 from lfom.training import LeastSquares, fit
 from tests.helpers import draw_prompts, gd_reader, linear_memories, make_batch, make_prompt, relative
 

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from lfom import LinearRegression, memformer
+from lfom.core.methods import Method
 from lfom.core.problems import Quadratic
 from lfom.core.readers import Gradient
-from lfom.core.unroll import Method, unroll
+from lfom.core.unroll import unroll
 from lfom.training import direct, krylov
 from lfom.training.least_squares import DAMPING
 from lfom.training.parameters import from_scale, parameters

@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 
 from lfom import Method, reference, run
-from lfom.core.coefficients import NoSuchView
 from lfom.core.memories import Forget
 from lfom.core.preconditioners import Full, Identity, One, Preconditioner, Scaled, Shared
 from lfom.core.problems import Quadratic, Tokens
 from lfom.core.readers import Attention, Gradient, Heads, Reader, SoftmaxAttention
+from lfom.core.states import NoSuchView
 from tests.helpers import make_prompt
 
 D, N = 3, 5

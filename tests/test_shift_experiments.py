@@ -14,9 +14,9 @@ import pytest
 from lfom import LinearRegression, memformer, run
 from lfom.bench import BENCHMARKS
 from lfom.bench.adapt import bench_adapt
-from lfom.core.coefficients import NoSuchView
 from lfom.core.problems import Examples, Quadratic
 from lfom.core.readers import Normalised
+from lfom.core.states import NoSuchView
 from lfom.core.unroll import unroll
 from lfom.experiments import EXPERIMENTS, adaptation_shifts, how_many_experts, workbench
 from lfom.experiments.adaptation_shifts import BUDGETS, claims

@@ -9,14 +9,16 @@ import numpy as np
 import pytest
 
 from lfom import InputError, Method, Mixture, Prompt, conjugate_gradient, gradient_descent, reference, run
-from lfom.core.coefficients import NoSuchView
 from lfom.core.memories import Conjugate, Forget, Register
+from lfom.core.methods import Algorithm
 from lfom.core.preconditioners import Full, Identity
 from lfom.core.problems import Examples, Objective, Quadratic, Tokens
 from lfom.core.readers import Gradient
-from lfom.core.unroll import Algorithm, iterate_problem, last_residual, losses
+from lfom.core.states import NoSuchView
+from lfom.core.unroll import last_residual, losses
 from lfom.core.unroll import unroll as step_by_step
 from lfom.methods.memformer import mixture
+from lfom.prompts.run import iterate_problem
 from tests.helpers import gd_reader, linear_memories, make_batch, make_prompt, relative
 
 # (d, n, depth): the corners of d 1..20, n 1..50, depth 1..10, n < d included

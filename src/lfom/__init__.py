@@ -4,7 +4,7 @@ import importlib.metadata
 
 from lfom.adaptation import Adaptation, PerPrompt, adapt
 from lfom.core.checks import InputError
-from lfom.core.unroll import Method, Mixture, Trajectory, run
+from lfom.core.methods import Method, Mixture
 from lfom.limits.optimum import exact_optimum, sampled_optimum
 from lfom.methods import theorems
 from lfom.methods.classical import (
@@ -30,6 +30,7 @@ from lfom.prompts.distributions import (
     haar_rotation,
 )
 from lfom.prompts.prompt import Prompt, prompt_from_arrays
+from lfom.prompts.run import Trajectory, run
 from lfom.prompts.shifts import AnyOf, HeavyTailed, RandomScale, turn
 from lfom.solving import (
     ConvexLosses,

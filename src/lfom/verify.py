@@ -13,15 +13,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from lfom import reference
-from lfom.core.coefficients import NoSuchView
 from lfom.core.memories import Bank, Conjugate, Forget, Memory, Register
+from lfom.core.methods import Algorithm, Method
 from lfom.core.preconditioners import Full
 from lfom.core.readers import Gradient, Heads
-from lfom.core.unroll import Algorithm, Method, run
+from lfom.core.states import NoSuchView
 from lfom.methods import classical as methods
 from lfom.methods import theorems
 from lfom.methods.memformer import GAMMAS, memformer, mixture
 from lfom.prompts.prompt import Prompt, prompt_from_arrays
+from lfom.prompts.run import run
 
 TOLERANCE = 1e-10
 

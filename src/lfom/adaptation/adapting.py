@@ -24,11 +24,11 @@ from lfom.adaptation.per_prompt import STEPS, PerPrompt, no_gates, with_gates
 from lfom.adaptation.shared import Budget, build, chunked, fit_shared, total_losses, vector_of
 from lfom.core import checks
 from lfom.core.checks import InputError
+from lfom.core.methods import Algorithm, Mixture
 from lfom.core.preconditioners import Full, One, Shared
 from lfom.core.problems import Quadratic
 from lfom.core.threads import in_threads
 from lfom.core.trees import stack, take
-from lfom.core.unroll import Algorithm, Mixture
 from lfom.prompts.prompt import Prompt, prompt_from_arrays
 from lfom.training.evaluation import PerRun
 from lfom.training.parameters import KINDS, parameters

@@ -11,8 +11,9 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from lfom.core.checks import InputError, count
+from lfom.core.methods import Algorithm
 from lfom.core.problems import Quadratic
-from lfom.core.unroll import Algorithm, last_residual
+from lfom.core.unroll import last_residual
 
 MOST_ASKED = 8_000  # folds of all prompts together; more prompts ask for fewer folds each
 MOST_FOLDS = 20  # one token at a time up to this many; more tokens are held out several at once

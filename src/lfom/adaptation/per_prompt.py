@@ -21,8 +21,9 @@ from jaxtyping import Float
 from lfom.core import checks
 from lfom.core.arrays import PROMPTS_LAST, pad_axes, transpose
 from lfom.core.checks import InputError
+from lfom.core.methods import Algorithm, Mixture
 from lfom.core.problems import Examples, Problem, Quadratic, Tokens
-from lfom.core.unroll import Algorithm, Mixture, last_residual
+from lfom.core.unroll import last_residual
 
 STEPS = 4
 FIRST_DAMPING = 1e-2  # relative to the diagonal; a tenth after a step that helped, tenfold otherwise

@@ -16,9 +16,10 @@ import numpy as np
 from jax import Array
 
 from lfom.adaptation.per_prompt import starts, with_gates
+from lfom.core.methods import Mixture
 from lfom.core.problems import Quadratic
 from lfom.core.threads import in_threads
-from lfom.core.unroll import Mixture, last_residual
+from lfom.core.unroll import last_residual
 from lfom.training.direct import damped_steps, normal_equations
 from lfom.training.parameters import Parameters, parameters
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from lfom.adaptation import adapt
 from lfom.adaptation.per_prompt import STEPS
 from lfom.bench.timing import Row, side_by_side
-from lfom.core.unroll import Mixture
+from lfom.core.methods import Mixture
 from lfom.methods.memformer import memformer, mixture
 from lfom.prompts.distributions import LinearRegression
 from lfom.prompts.prompt import Prompt

@@ -13,10 +13,11 @@ from jax import Array
 
 from lfom.bench.timing import Row, side_by_side
 from lfom.core.memories import Register
+from lfom.core.methods import Method
 from lfom.core.preconditioners import Full
 from lfom.core.problems import Examples, Quadratic, Tokens
 from lfom.core.readers import Gradient
-from lfom.core.unroll import Method, unroll
+from lfom.core.unroll import unroll
 from lfom.prompts.distributions import LinearRegression
 from lfom.prompts.prompt import Prompt
 

@@ -18,11 +18,12 @@ from rich.table import Table
 from lfom.adaptation import SETTINGS, Adaptation, adapt
 from lfom.core import checks
 from lfom.core.checks import InputError
-from lfom.core.unroll import Algorithm, Mixture, run
+from lfom.core.methods import Algorithm, Mixture
 from lfom.methods.classical import conjugate_gradient
 from lfom.methods.memformer import GATINGS, mixture
 from lfom.prompts.distributions import Distribution, LinearRegression
 from lfom.prompts.prompt import Prompt, prompt_from_arrays
+from lfom.prompts.run import run
 from lfom.prompts.shifts import HeavyTailed, turn
 from lfom.training.checkpoints import Checkpoint, load
 from lfom.training.configuration import seed_number

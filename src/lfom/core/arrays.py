@@ -12,13 +12,30 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.custom_derivatives import SymbolicZero
 
 from lfom.core.compiler import sums_are_handed_over
 
 PROMPTS_LAST = 16  # up to this d prompts ride last, which measured faster
+HIGHEST = jax.lax.Precision.HIGHEST  # GPUs would otherwise round the factors of float32 products
 ONE_SUM = 8  # inner sums up to this length are one operation on a CPU, longer ones are loops
+
+
+def on_host(array: Any) -> Any:
+    """The array for NumPy, where its values are known: its operations are not compiled."""
+    return array if isinstance(array, jax.core.Tracer) else np.asarray(array)
+
+
+def numpy_or_jax(*arrays: Any) -> Any:
+    """The module to compute with: NumPy unless a value is not known yet (inside jit, vmap or grad)."""
+    return jnp if any(isinstance(array, jax.Array) for array in arrays) else np
+
+
+def ones(*shape: int) -> Array:
+    """Ones, without compiling a program for them."""
+    return jnp.asarray(np.ones(shape, jax.dtypes.canonicalize_dtype(float)))
 
 
 def pad_axes(array: Array, rank: int) -> Array:

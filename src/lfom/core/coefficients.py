@@ -1,12 +1,13 @@
 """Gamma: what a bank multiplies a stored direction with.
 
-Each class is one structure. It knows how it acts on tokens, (d+1, n+1), and how the same
-numbers act on iterates, where they do: a Gamma that differs between context tokens is not a
-scaling of the coordinates of w, so it has no iterate view (NOTES 2.5). A bank stores one
-coefficient per pair of layers, on leading axes.
+Each class is one structure. It knows how it acts on tokens, (d+1, n+1), and how the same numbers act on
+iterates, where they do: a Gamma that differs between context tokens is not a scaling of the coordinates of
+w, so it has no iterate view (NOTES 2.5). A bank holds one coefficient per pair of layers, on leading axes; a
+coefficient itself sees one.
 """
 
 import abc
+from typing import ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -15,36 +16,35 @@ from jaxtyping import Float
 
 from lfom.core import checks
 from lfom.core.arrays import pad_axes
-from lfom.core.checks import InputError
-from lfom.core.states import Direction, Track
-
-
-class NoSuchView(InputError):
-    """The computation does not exist in the view that was asked for."""
+from lfom.core.parameters import parameter
+from lfom.core.states import BOTH, TOKENS, Direction, NoSuchView, Track
 
 
 class Coefficient(eqx.Module):
-    """One structure of Gamma. `splits`: context and query are multiplied differently."""
+    """One structure of Gamma. views: where it can act, of "tokens" and "iterates". splits: whether context
+    and query are multiplied differently. is_number: whether it is one number, or one for each of them."""
 
-    @property
-    @abc.abstractmethod
-    def splits(self) -> bool: ...
-
-    @abc.abstractmethod
-    def on_tokens(self, direction: Array) -> Array: ...
+    views: ClassVar[tuple[str, ...]] = TOKENS
+    splits: ClassVar[bool] = True
+    is_number: ClassVar[bool] = False
 
     @abc.abstractmethod
-    def on_iterates(self, direction: Direction) -> Direction: ...
+    def on_tokens(self, direction: Array) -> Array:
+        """Gamma times a direction (d+1, n+1)."""
+
+    def on_iterates(self, direction: Direction) -> Direction:
+        """The same on iterates."""
+        raise NoSuchView(
+            f"{type(self).__name__} acts on tokens only: run it on tokens (view='tokens'), or give it on_iterates "
+            'and views = ("iterates", "tokens").'
+        )
 
 
 class Scalar(Coefficient):
     """One number."""
 
-    value: Float[Array, "..."]
-
-    @property
-    def splits(self) -> bool:
-        return False
+    views, splits, is_number = BOTH, False, True
+    value: Float[Array, "..."] = parameter(scales="all")
 
     def on_tokens(self, direction: Array) -> Array:
         return self.value * direction
@@ -57,12 +57,9 @@ class Pair(Coefficient):
     """One number for the context, another for the query: the context runs one method, the
     query reads out another combination of the same gradients."""
 
-    context: Float[Array, "..."]
-    query: Float[Array, "..."]
-
-    @property
-    def splits(self) -> bool:
-        return True
+    views, splits, is_number = BOTH, True, True
+    context: Float[Array, "..."] = parameter(scales="all")
+    query: Float[Array, "..."] = parameter()
 
     def on_tokens(self, direction: Array) -> Array:
         columns = jnp.full(direction.shape[1], self.context).at[-1].set(self.query)
@@ -81,11 +78,8 @@ class Pair(Coefficient):
 class Rows(Coefficient):
     """One number per row of Z, the same for every token: d for covariates, one for labels."""
 
-    value: Float[Array, "... rows"]
-
-    @property
-    def splits(self) -> bool:
-        return False
+    views, splits, is_number = BOTH, False, False
+    value: Float[Array, "... rows"] = parameter(axes="rows", scales="last")
 
     def on_tokens(self, direction: Array) -> Array:
         checks.size("gamma", self.value, 0, direction.shape[0], "d + 1")
@@ -103,14 +97,11 @@ class Rows(Coefficient):
         return Direction(scale(direction.context), query)
 
 
-class Diagonal(Coefficient):
+class CoordinateWise(Coefficient):
     """Lambda, a diagonal matrix on the coordinates of w (equation 1.1): iterates only."""
 
-    value: Float[Array, "... d"]
-
-    @property
-    def splits(self) -> bool:
-        return False
+    views, splits, is_number = ("iterates",), False, False
+    value: Float[Array, "... d"] = parameter(axes="*d", scales="last")
 
     def on_tokens(self, direction: Array) -> Array:
         raise NoSuchView(
@@ -132,11 +123,7 @@ class Diagonal(Coefficient):
 class TokenWise(Coefficient):
     """One number per token: tokens only."""
 
-    value: Float[Array, "... tokens"]
-
-    @property
-    def splits(self) -> bool:
-        return True
+    value: Float[Array, "... tokens"] = parameter(axes="tokens", scales="last")
 
     def on_tokens(self, direction: Array) -> Array:
         checks.size("gamma", self.value, 0, direction.shape[1], "n + 1")
@@ -149,11 +136,7 @@ class TokenWise(Coefficient):
 class Hadamard(Coefficient):
     """One number per entry of Z, Gamma of equation (LFOM_memory) in full: tokens only."""
 
-    value: Float[Array, "... rows tokens"]
-
-    @property
-    def splits(self) -> bool:
-        return True
+    value: Float[Array, "... rows tokens"] = parameter(axes="rows tokens", scales="last")
 
     def on_tokens(self, direction: Array) -> Array:
         checks.size("gamma", self.value, 0, direction.shape[0], "d + 1")

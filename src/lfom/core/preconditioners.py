@@ -1,91 +1,343 @@
 """Matrices A_l (and B_l) of a layer: which of them exist, and how they act.
 
-A acts transposed on the gradient (NOTES 2.2): attention with Q = -A steps along
--A^T grad R. Each class is one way to parametrise the matrices of all layers.
+A acts transposed on the gradient (NOTES 2.2): attention with Q = -A steps along -A^T grad R. Each class is
+one way to parametrise the matrices of all layers, and sees those of one. A vector has the axes of the
+unknowns first and those of prompts, if any, after them. The second half are symmetric positive definite
+matrices for all layers: every value of their parameters is positive definite, and a gradient step in them
+is a relative change.
 """
 
 import abc
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jaxtyping import Float
 
 from lfom.core import checks
-from lfom.core.arrays import matvec, pad_axes, transpose
+from lfom.core.arrays import HIGHEST, matvec, pad_axes, transpose
+from lfom.core.parameters import at_layer, parameter
 
 
 class Preconditioner(eqx.Module):
-    """The matrices of all layers; `layer` selects one."""
+    """The matrices of all layers. one_matrix: whether A_l = a_l M with one symmetric M."""
+
+    one_matrix: ClassVar[bool] = False
 
     @abc.abstractmethod
-    def matrix(self, layer: int, d: int) -> Array:
+    def matrix(self, d: int) -> Array:
         """The matrix of a layer, (d, d)."""
 
     @abc.abstractmethod
-    def transposed_times(self, layer: int, vector: Array) -> Array:
+    def transposed_times(self, vector: Array) -> Array:
         """A_l^T times a vector (d, *prompts)."""
 
+    @property
+    def common(self) -> Array | None:
+        """M's own parameter where A_l = a_l M; None for the identity."""
+        return None
 
-class Identity(Preconditioner):
-    """A_l = I."""
+    @property
+    def numbers(self) -> "Preconditioner":
+        """a_l I where A_l = a_l M."""
+        return self
 
-    def matrix(self, layer: int, d: int) -> Array:
-        return jnp.eye(d)
+    def begin(self, scales: Float[Array, " depth"]) -> "Preconditioner":
+        """Where training begins: with one matrix, the identity, and the given a_l."""
+        return self
 
-    def transposed_times(self, layer: int, vector: Array) -> Array:
-        return vector
+    def begin_at(self, number: float) -> "Preconditioner":
+        """Where training begins with a multiple of the identity."""
+        return self
+
+    def write(self, found: "Preconditioner") -> "Preconditioner":
+        """What another class found, in this one's parameters where it has more of them."""
+        return found
+
+    def ready(self) -> "Preconditioner":
+        """The same, with what every product needs computed once."""
+        return self
 
 
 class Scaled(Preconditioner):
     """A_l = a_l I."""
 
-    scale: Float[Array, "depth ..."]
+    one_matrix = True
+    scale: Float[Array, "depth ..."] = parameter(axes="layers")
 
-    def matrix(self, layer: int, d: int) -> Array:
-        scale = self.scale[layer]
-        return pad_axes(jnp.eye(d, dtype=scale.dtype), 2 + scale.ndim) * scale
+    def matrix(self, d: int) -> Array:
+        return pad_axes(jnp.eye(d, dtype=self.scale.dtype), 2 + self.scale.ndim) * self.scale
 
-    def transposed_times(self, layer: int, vector: Array) -> Array:
-        return self.scale[layer] * vector
+    def transposed_times(self, vector: Array) -> Array:
+        return self.scale * vector
+
+    def begin(self, scales: Float[Array, " depth"]) -> Preconditioner:
+        return Scaled(scales)
+
+    def begin_at(self, number: float) -> Preconditioner:
+        return Scaled(jnp.full_like(self.scale, number))
 
 
 class Shared(Preconditioner):
     """A_l = a_l M: one symmetric matrix M = (S + S^T) / 2 for all layers, one scale per layer."""
 
-    scale: Float[Array, "depth ..."]
-    half: Float[Array, "d d ..."]
+    one_matrix = True
+    scale: Float[Array, "depth ..."] = parameter(axes="layers")
+    half: Float[Array, "d d ..."] = parameter(axes="d d")
 
-    def matrix(self, layer: int, d: int) -> Array:
+    def matrix(self, d: int) -> Array:
         checks.size("half", self.half, 0, d, "d")
-        return self.scale[layer] * (self.half + transpose(self.half)) / 2
+        return self.scale * (self.half + transpose(self.half)) / 2
 
-    def transposed_times(self, layer: int, vector: Array) -> Array:
+    def transposed_times(self, vector: Array) -> Array:
         checks.size("half", self.half, 0, vector.shape[0], "d")
-        return self.scale[layer] * matvec((self.half + transpose(self.half)) / 2, vector)
+        return self.scale * matvec((self.half + transpose(self.half)) / 2, vector)
+
+    @property
+    def common(self) -> Array:
+        return self.half
+
+    @property
+    def numbers(self) -> Preconditioner:
+        return Scaled(self.scale)
+
+    def begin(self, scales: Float[Array, " depth"]) -> Preconditioner:
+        return Shared(scales, jnp.eye(self.half.shape[-1], dtype=scales.dtype))
+
+    def begin_at(self, number: float) -> Preconditioner:
+        return Shared(jnp.full_like(self.scale, number), jnp.eye(self.half.shape[-1], dtype=self.half.dtype))
 
 
 class One(Preconditioner):
     """A_l = (S + S^T) / 2: one symmetric matrix for every layer, as conjugate directions need."""
 
-    half: Float[Array, "d d ..."]
+    half: Float[Array, "d d ..."] = parameter(axes="d d")
 
-    def matrix(self, layer: int, d: int) -> Array:
+    def matrix(self, d: int) -> Array:
         checks.size("preconditioner", self.half, 0, d, "d")
         return (self.half + transpose(self.half)) / 2
 
-    def transposed_times(self, layer: int, vector: Array) -> Array:
-        return matvec(self.matrix(layer, vector.shape[0]), vector)
+    def transposed_times(self, vector: Array) -> Array:
+        return matvec(self.matrix(vector.shape[0]), vector)
 
 
 class Full(Preconditioner):
     """A_l full and free in every layer."""
 
-    matrices: Float[Array, "depth d d ..."]
+    matrices: Float[Array, "depth d d ..."] = parameter(axes="layers d d")
 
-    def matrix(self, layer: int, d: int) -> Array:
+    def matrix(self, d: int) -> Array:
         checks.size("A", self.matrices, 1, d, "d")
-        return self.matrices[layer]
+        return self.matrices
 
-    def transposed_times(self, layer: int, vector: Array) -> Array:
-        return matvec(transpose(self.matrix(layer, vector.shape[0])), vector)
+    def transposed_times(self, vector: Array) -> Array:
+        return matvec(transpose(self.matrix(vector.shape[0])), vector)
+
+    def begin(self, scales: Float[Array, " depth"]) -> Preconditioner:
+        return Shared(scales, jnp.eye(self.matrices.shape[-1], dtype=scales.dtype))
+
+    def begin_at(self, number: float) -> Preconditioner:
+        return Scaled(jnp.full(self.matrices.shape[0], number, self.matrices.dtype))
+
+    def write(self, found: Preconditioner) -> Preconditioner:
+        depth, d = self.matrices.shape[:2]
+        return Full(jnp.stack([at_layer(found, layer).matrix(d) for layer in range(depth)]))
+
+
+class Definite(Preconditioner):
+    """A_l = M, symmetric positive definite, shared by all problems of a family.
+
+    kind: its name. rate: of Adam, for changes of its parameters."""
+
+    kind: ClassVar[str]
+    rate: ClassVar[float] = 0.05
+
+    @abc.abstractmethod
+    def diagonal(self, like: Array) -> Array:
+        """The diagonal of M, of the unknowns' shape."""
+
+    @abc.abstractmethod
+    def bound(self, c: Array) -> Array:
+        """An upper bound of the largest eigenvalue of M diag(c) for c >= 0: the largest row sum of
+        |M| diag(c), which no eigenvalue exceeds."""
+
+    @abc.abstractmethod
+    def plain(self) -> dict[str, Any]:
+        """M as numbers by name, for files that are read without this library."""
+
+    def matrix(self, d: int) -> Array:
+        return self.transposed_times(jnp.eye(d))
+
+    def settled(self) -> "Definite":
+        """The same matrix with changes made part of it."""
+        return self
+
+
+class Identity(Definite):
+    """A_l = I."""
+
+    one_matrix, kind = True, "identity"
+
+    def matrix(self, d: int) -> Array:
+        return jnp.eye(d)
+
+    def transposed_times(self, vector: Array) -> Array:
+        return vector
+
+    def diagonal(self, like: Array) -> Array:
+        return jnp.ones_like(like)
+
+    def bound(self, c: Array) -> Array:
+        return jnp.max(c)
+
+    def plain(self) -> dict[str, Any]:
+        return {}
+
+
+class Diagonal(Definite):
+    """M = diag(exp(logs))."""
+
+    kind = "diagonal"
+    logs: Float[Array, "*d"] = parameter(axes="*d")
+
+    def transposed_times(self, vector: Array) -> Array:
+        return pad_axes(jnp.exp(self.logs), vector.ndim) * vector
+
+    def diagonal(self, like: Array) -> Array:
+        return jnp.exp(self.logs)
+
+    def bound(self, c: Array) -> Array:
+        return jnp.max(jnp.exp(self.logs) * c)
+
+    def plain(self) -> dict[str, Any]:
+        return {"diagonal": jnp.exp(self.logs)}
+
+
+class LowRank(Definite):
+    """M = S (I + V V^T) S with S = diag(exp(logs / 2)); V (*shape, rank)."""
+
+    kind = "low-rank"
+    logs: Float[Array, "*d"] = parameter(axes="*d")
+    V: Float[Array, "*d rank"] = parameter(axes="*V")
+
+    def transposed_times(self, vector: Array) -> Array:
+        root = pad_axes(jnp.exp(self.logs / 2), vector.ndim)
+        scaled = root * vector
+        return root * (scaled + self._outer(self.V, scaled))
+
+    def _outer(self, V: Array, vector: Array) -> Array:
+        axes = tuple(range(V.ndim - 1))
+        inner = jnp.tensordot(V, vector, (axes, axes), precision=HIGHEST)
+        return jnp.tensordot(V, inner, 1, precision=HIGHEST)
+
+    def diagonal(self, like: Array) -> Array:
+        return jnp.exp(self.logs) * (1 + jnp.sum(self.V**2, axis=-1))
+
+    def bound(self, c: Array) -> Array:
+        root = jnp.exp(self.logs / 2)
+        return jnp.max(root * (root * c + self._outer(jnp.abs(self.V), root * c)))
+
+    def plain(self) -> dict[str, Any]:
+        return {"diagonal": jnp.exp(self.logs), "V": self.V}
+
+
+class Transformed(Definite):
+    """M = T^T diag(exp(logs)) T with T an orthonormal sine or cosine transform of every axis."""
+
+    kind = "transform"
+    logs: Float[Array, "*d"] = parameter(axes="*d")
+    transform: str = eqx.field(static=True)
+
+    def transposed_times(self, vector: Array) -> Array:
+        axes = self.logs.ndim
+        modes = pad_axes(jnp.exp(self.logs), vector.ndim) * along_axes(vector, self.transform, axes)
+        return along_axes(modes, self.transform, axes, inverse=True)
+
+    def diagonal(self, like: Array) -> Array:
+        squares = jnp.exp(self.logs)
+        for axis, n in enumerate(self.logs.shape):
+            T2 = jnp.asarray(transform_matrix(self.transform, n) ** 2, like.dtype)
+            squares = jnp.moveaxis(jnp.tensordot(T2, squares, (0, axis), precision=HIGHEST), 0, axis)
+        return squares
+
+    def bound(self, c: Array) -> Array:
+        return jnp.exp(jnp.max(self.logs)) * jnp.max(c)
+
+    def plain(self) -> dict[str, Any]:
+        return {"transform": self.transform, "modes": jnp.exp(self.logs)}
+
+
+class Factored(Definite):
+    """M = F F^T with F = base (I + change) over the flattened unknowns; the base is not trained."""
+
+    kind, rate = "full", 0.01
+    base: Float[Array, "size size"]
+    change: Float[Array, "size size"] = parameter(axes="size size")
+
+    @property
+    def whole(self) -> Float[Array, "size size"]:
+        """M itself."""
+        factor = self.base + jnp.matmul(self.base, self.change, precision=HIGHEST)
+        return jnp.matmul(factor, factor.T, precision=HIGHEST)
+
+    def transposed_times(self, vector: Array) -> Array:
+        return Dense(self.whole).transposed_times(vector)
+
+    def diagonal(self, like: Array) -> Array:
+        return jnp.diagonal(self.whole).reshape(like.shape)
+
+    def bound(self, c: Array) -> Array:
+        return jnp.max(jnp.matmul(jnp.abs(self.whole), c.reshape(-1), precision=HIGHEST))
+
+    def plain(self) -> dict[str, Any]:
+        return {"matrix": self.whole}
+
+    def settled(self) -> Definite:
+        factor = self.base + self.base @ self.change
+        return Factored(factor, jnp.zeros_like(factor))
+
+    def ready(self) -> Preconditioner:
+        return Dense(self.whole)
+
+
+class Dense(Preconditioner):
+    """A_l = M, a symmetric matrix over the flattened unknowns, as numbers; what `Factored` runs as."""
+
+    whole: Float[Array, "size size"]
+
+    def matrix(self, d: int) -> Array:
+        return self.whole
+
+    def transposed_times(self, vector: Array) -> Array:
+        size = self.whole.shape[0]
+        flat = vector.reshape(size, -1) if vector.size != size else vector.reshape(size)
+        return jnp.matmul(self.whole, flat, precision=HIGHEST).reshape(vector.shape)
+
+
+DEFINITE: dict[str, type[Definite]] = {
+    c.kind: c for c in (Identity, Diagonal, LowRank, Transformed, Factored)
+}
+TRANSFORMS = ("sine", "cosine")
+
+
+def transform_matrix(transform: str, n: int) -> np.ndarray:
+    """The orthonormal DST-I (zero at both ends) or DCT-II (mirrored at both ends), rows are modes."""
+    i, k = np.arange(n), np.arange(n)[:, None]
+    if transform == "sine":
+        return np.sqrt(2 / (n + 1)) * np.sin(np.pi * (k + 1) * (i + 1) / (n + 1))
+    T = np.sqrt(2 / n) * np.cos(np.pi * k * (2 * i + 1) / (2 * n))
+    T[0] /= np.sqrt(2)
+    return T
+
+
+def along_axes(vector: Array, transform: str, axes: int, inverse: bool = False) -> Array:
+    """The transform of the first axes, as products with small dense matrices: on the grids that learning
+    is feasible for (up to some hundred points a side) these are faster than FFTs, which XLA runs as
+    complex ones."""
+    for axis in range(axes):
+        T: Any = jnp.asarray(transform_matrix(transform, vector.shape[axis]), vector.dtype)
+        product = jnp.tensordot(vector, T, (axis, 0 if inverse else 1), precision=HIGHEST)
+        vector = jnp.moveaxis(product, -1, axis)
+    return vector

@@ -1,8 +1,9 @@
 """What a method is run on: where it starts, how it moves, and two inner products.
 
-`Tokens` is the paper's definition. The others are the iterate view: `Quadratic` from the
-Gram matrix, `Examples` from the examples themselves (matrix-free), `Objective` from any
-differentiable loss. A step costs one product with the Hessian, or one gradient.
+`Tokens` is the paper's definition. The others are the iterate view: `Quadratic` from the Gram matrix,
+`Examples` from the examples themselves, `Operator` from products with a symmetric matrix, `Objective` from
+any differentiable loss. A step costs one product with the Hessian, or one gradient. The layout is the
+problem's: prompts ride on the trailing axes of a `Quadratic`, and a batch of any other is a `vmap`.
 """
 
 import abc
@@ -15,10 +16,9 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
-from lfom.core.arrays import dot, identity, matvec
+from lfom.core.arrays import HIGHEST, dot, identity, matvec
 from lfom.core.checks import InputError
 from lfom.core.states import Direction, Iterate, Track
-from lfom.prompts.prompt import Prompt
 
 
 class Problem(eqx.Module):
@@ -33,6 +33,14 @@ class Problem(eqx.Module):
         """The state after a step."""
 
     @abc.abstractmethod
+    def read(self, reader: Any, state: Any) -> Any:
+        """The reader's direction, in this problem's view."""
+
+    @abc.abstractmethod
+    def times(self, coefficient: Any, direction: Any) -> Any:
+        """The coefficient times a direction, in this problem's view."""
+
+    @abc.abstractmethod
     def slope(self, state: Any, direction: Any) -> Array:
         """-grad R(w) . direction, with R the loss of the context."""
 
@@ -45,25 +53,64 @@ class Problem(eqx.Module):
         """What the method answers with: the prediction (tokens) or w (iterates)."""
 
     @abc.abstractmethod
+    def unknowns(self) -> int:
+        """The number of unknowns of one problem."""
+
+    @abc.abstractmethod
     def mean_eigenvalue(self) -> Array:
         """trace(H) / d at the start: the scale of the prompt's covariates, squared."""
 
+    @abc.abstractmethod
+    def diagonal(self) -> Array | None:
+        """The diagonal of H, where it is known cheaply."""
+
+    def as_quadratic(self) -> "Quadratic":
+        """The same problem by its Gram matrix and moment, where it is a quadratic; nothing is asked."""
+        raise InputError(
+            f"this needs the Gram matrix of a quadratic, which {type(self).__name__} does not have."
+        )
+
+    def residual(self, answer: Array) -> Float[Array, "k *prompts"]:
+        """What training makes small: how far an answer is from the one that is asked for."""
+        raise InputError(
+            f"{type(self).__name__} asks nothing, so an answer has no loss. Use prompts with a query and a target."
+        )
+
+    def residuals(self, answers: Float[Array, "steps ..."]) -> Float[Array, "k steps *prompts"]:
+        """The same of the answers after every step."""
+        return jax.vmap(self.residual, out_axes=1)(answers)
+
+    def each(self, work: Callable[["Problem"], Array]) -> Array:
+        """work(problem), whose last axis is that of prompts where this is a batch."""
+        return work(self)
+
 
 class Tokens(Problem):
-    """The prompt as the matrix Z_0 of Section 2.1, (d+1, n+1); the last column is the query."""
+    """The prompt as the matrix Z_0 of Section 2.1, (d+1, n+1); the last column is the query. A batch has
+    a leading axis; `each` runs it."""
 
-    Z_0: Float[Array, "rows tokens"]
+    Z_0: Float[Array, "*prompts rows tokens"]
+    target: Float[Array, "*prompts"] | None = None
 
     @staticmethod
-    def of(prompt: Prompt) -> "Tokens":
+    def of(prompt: Any) -> "Tokens":
+        """Of one prompt, or of a batch with a leading axis."""
+        if prompt.X.ndim == 3:
+            return jax.vmap(Tokens.of)(prompt)
         labels = jnp.append(prompt.y, jnp.zeros((), prompt.y.dtype))
-        return Tokens(jnp.vstack([jnp.vstack([prompt.X, prompt.query]).T, labels]))
+        return Tokens(jnp.vstack([jnp.vstack([prompt.X, prompt.query]).T, labels]), prompt.target)
 
     def start(self, *, splits: bool, moves_covariates: bool) -> Array:
         return self.Z_0
 
     def move(self, state: Array, step: Array) -> Array:
         return state + step
+
+    def read(self, reader: Any, state: Array) -> Array:
+        return reader.on_tokens(state, self)
+
+    def times(self, coefficient: Any, direction: Array) -> Array:
+        return coefficient.on_tokens(direction)
 
     # The label entries of the context are y - x.w, those of a direction -x.d (NOTES 2.6).
     def slope(self, state: Array, direction: Array) -> Array:
@@ -75,8 +122,24 @@ class Tokens(Problem):
     def readout(self, state: Array) -> Array:
         return -state[-1, -1]  # TF_L(Z_0), Section 2.1
 
+    def unknowns(self) -> int:
+        return self.Z_0.shape[-2] - 1
+
     def mean_eigenvalue(self) -> Array:
         return jnp.mean(self.Z_0[:-1, :-1] ** 2)
+
+    def diagonal(self) -> Array:
+        return jnp.mean(self.Z_0[:-1, :-1] ** 2, axis=1)
+
+    def as_quadratic(self) -> "Quadratic":
+        return Quadratic(*gram_of(self.Z_0[:-1, :-1].T, self.Z_0[-1, :-1]))
+
+    def residual(self, answer: Array) -> Array:
+        """The prediction minus the target; one query per prompt."""
+        return (answer - self.target)[None]
+
+    def each(self, work: Callable[[Problem], Array]) -> Array:
+        return work(self) if self.Z_0.ndim == 2 else jax.vmap(work, out_axes=-1)(self)
 
 
 class IterateProblem(Problem):
@@ -90,12 +153,16 @@ class IterateProblem(Problem):
     def hessian_times(self, vector: Array) -> Array: ...
 
     @abc.abstractmethod
-    def gradient_after(self, gradient: Array, w: Array, step: Direction) -> Array:
-        """The gradient at w, which lies one step after the given gradient."""
+    def gradient(self, w: Array) -> Array:
+        """The gradient of the context's loss at w."""
 
     @abc.abstractmethod
+    def inner(self, left: Array, right: Array) -> Array:
+        """The inner product of two vectors, one number per prompt."""
+
     def has_gram(self) -> bool:
         """Whether GD++ (B not 0), which rewrites covariates, can run here."""
+        return False
 
     def start(self, *, splits: bool, moves_covariates: bool) -> Iterate:
         if moves_covariates and not self.has_gram():
@@ -110,18 +177,33 @@ class IterateProblem(Problem):
     def move(self, state: Iterate, step: Direction) -> Iterate:
         context = state.context + step.context
         query = None if state.query is None or step.query is None else state.query + step.query
-        return Iterate(context, self.gradient_after(state.gradient, context.w, step), query)
+        gradient = self.gradient(context.w) if step.image is None else state.gradient + step.image
+        return Iterate(context, gradient, query)
+
+    def read(self, reader: Any, state: Iterate) -> Direction:
+        return reader.on_iterates(state, self)
+
+    def times(self, coefficient: Any, direction: Direction) -> Direction:
+        return coefficient.on_iterates(direction)
 
     def slope(self, state: Iterate, direction: Direction) -> Array:
-        return -dot(state.gradient, direction.context.w)
+        return -self.inner(state.gradient, direction.context.w)
 
     def curvature(self, direction: Direction) -> tuple[Array, Direction]:
         w = direction.context.w
         image = self.hessian_times(w) if direction.image is None else direction.image
-        return dot(w, image), Direction(direction.context, direction.query, image)
+        return self.inner(w, image), Direction(direction.context, direction.query, image)
 
     def readout(self, state: Iterate) -> Array:
         return state.w
+
+    def dominating(self, x: Array) -> Array | None:
+        """c of the unknowns' shape with H <= diag(c), for positive x; None where that is not cheap.
+
+        c = |H| x / x does it: diag(c) - H is diagonally dominant in the coordinates w / x, with a
+        diagonal that is not negative, so it is positive semidefinite.
+        """
+        return None
 
 
 class Quadratic(IterateProblem):
@@ -134,16 +216,16 @@ class Quadratic(IterateProblem):
 
     gram: Float[Array, "d d *prompts"]
     moment: Float[Array, "d *prompts"]
-    probe: Array  # (k, d, *prompts), or (k, d) shared
-    target: Float[Array, "k *prompts"]
+    probe: Array | None = None  # (k, d, *prompts), or (k, d) shared
+    target: Float[Array, "k *prompts"] | None = None
 
     @staticmethod
-    def of(prompt: Prompt) -> "Quadratic":
-        """The quadratic of one prompt; its probe is the prompt's query."""
-        n = prompt.X.shape[0]
-        return Quadratic(
-            prompt.X.T @ prompt.X / n, prompt.X.T @ prompt.y / n, prompt.query[None], prompt.target[None]
-        )
+    def of(prompt: Any) -> "Quadratic":
+        """The quadratic of one prompt, or of a batch; its probe is the prompt's query."""
+        if prompt.X.ndim == 3:
+            return jax.vmap(Quadratic.of, out_axes=-1)(prompt)
+        gram, moment = gram_of(prompt.X, prompt.y)
+        return Quadratic(gram, moment, prompt.query[None], prompt.target[None])
 
     def initial(self) -> tuple[Array, Array]:
         return jnp.zeros_like(self.moment), -self.moment
@@ -151,19 +233,49 @@ class Quadratic(IterateProblem):
     def hessian_times(self, vector: Array) -> Array:
         return matvec(self.gram, vector)
 
-    def gradient_after(self, gradient: Array, w: Array, step: Direction) -> Array:
-        return gradient + (self.hessian_times(step.context.w) if step.image is None else step.image)
+    def gradient(self, w: Array) -> Array:
+        return matvec(self.gram, w) - self.moment
+
+    def inner(self, left: Array, right: Array) -> Array:
+        return dot(left, right)
 
     def has_gram(self) -> bool:
         return True
+
+    def unknowns(self) -> int:
+        return self.moment.shape[0]
 
     def mean_eigenvalue(self) -> Array:
         d = self.gram.shape[0]
         return sum((self.gram[i, i] for i in range(1, d)), self.gram[0, 0]) / d
 
-    def residual(self, w: Array) -> Array:
+    def diagonal(self) -> Array:
+        return jnp.einsum("ii...->i...", self.gram)
+
+    def dominating(self, x: Array) -> Array:
+        return matvec(jnp.abs(self.gram), x) / x
+
+    def as_quadratic(self) -> "Quadratic":
+        return self
+
+    def residual(self, answer: Array) -> Array:
         """probe w - target, (k, *prompts)."""
-        return matvec(self.probe, w) - self.target
+        if self.probe is None or self.target is None:
+            return super().residual(answer)
+        return matvec(self.probe, answer) - self.target
+
+    def residuals(self, answers: Float[Array, "steps ..."]) -> Float[Array, "k steps *prompts"]:
+        """One product for all steps: it compiles three times faster than one per step."""
+        if self.probe is None or self.target is None:
+            return super().residuals(answers)
+        probe = self.probe if self.probe.ndim == 2 else self.probe[:, :, None]
+        return matvec(probe, jnp.moveaxis(answers, 0, 1)) - self.target[:, None]
+
+
+def gram_of(X: Float[Array, "n d"], y: Float[Array, " n"]) -> tuple[Array, Array]:
+    """X^T X / n and X^T y / n, in full precision on every device."""
+    n = X.shape[0]
+    return jnp.matmul(X.T, X, precision=HIGHEST) / n, jnp.matmul(X.T, y, precision=HIGHEST) / n
 
 
 class Examples(IterateProblem):
@@ -180,24 +292,73 @@ class Examples(IterateProblem):
     def hessian_times(self, vector: Array) -> Array:
         return self.X.T @ (self.X @ vector) / self.X.shape[0]
 
-    def gradient_after(self, gradient: Array, w: Array, step: Direction) -> Array:
-        return gradient + (self.hessian_times(step.context.w) if step.image is None else step.image)
+    def gradient(self, w: Array) -> Array:
+        return self.X.T @ (self.X @ w - self.y) / self.X.shape[0]
 
-    def has_gram(self) -> bool:
-        return False
+    def inner(self, left: Array, right: Array) -> Array:
+        return jnp.sum(left * right)
+
+    def unknowns(self) -> int:
+        return self.X.shape[1]
 
     def mean_eigenvalue(self) -> Array:
         return jnp.mean(self.X**2)
 
+    def diagonal(self) -> Array:
+        return jnp.mean(self.X**2, axis=0)
 
-class Objective(IterateProblem):
-    """Any differentiable loss of w (d,), read through its gradient; needs B = 0."""
+    def as_quadratic(self) -> Quadratic:
+        return Quadratic(*gram_of(self.X, self.y))
 
-    loss: Callable[[Array], Array] = eqx.field(static=True)
-    w_0: Float[Array, " d"]
+
+class Operator(IterateProblem):
+    """w.Aw/2 - b.w with A given as a function: operator(data, v) = A v. Unknowns may be grids."""
+
+    operator: Callable[[Any, Array], Array] = eqx.field(static=True)
+    data: Any
+    moment: Array
+    known_diagonal: Array | None = None
 
     def initial(self) -> tuple[Array, Array]:
-        return self.w_0, jax.grad(self.loss)(self.w_0)
+        return jnp.zeros_like(self.moment), -self.moment
+
+    def hessian_times(self, vector: Array) -> Array:
+        return self.operator(self.data, vector)
+
+    def gradient(self, w: Array) -> Array:
+        return self.hessian_times(w) - self.moment
+
+    def inner(self, left: Array, right: Array) -> Array:
+        return jnp.sum(left * right)
+
+    def unknowns(self) -> int:
+        return self.moment.size
+
+    def mean_eigenvalue(self) -> Array:
+        known = self.diagonal()
+        if known is None:
+            raise InputError(
+                "normalised readers need the trace of the operator, which is not known: pass its diagonal, or use "
+                "the reader as it is."
+            )
+        return jnp.mean(known)
+
+    def diagonal(self) -> Array | None:
+        return self.known_diagonal
+
+
+class Objective(IterateProblem):
+    """Any differentiable loss(w, data), read through its gradient; needs B = 0."""
+
+    loss: Callable[..., Array] = eqx.field(static=True)
+    w_0: Array
+    data: Any = ()
+
+    def value(self, w: Array) -> Array:
+        return self.loss(w, self.data) if jax.tree.leaves(self.data) else self.loss(w)
+
+    def initial(self) -> tuple[Array, Array]:
+        return self.w_0, self.gradient(self.w_0)
 
     def hessian_times(self, vector: Array) -> Array:
         raise InputError(
@@ -205,14 +366,20 @@ class Objective(IterateProblem):
             "with w. Use a register or a bank."
         )
 
-    def gradient_after(self, gradient: Array, w: Array, step: Direction) -> Array:
-        return jax.grad(self.loss)(w)
+    def gradient(self, w: Array) -> Array:
+        return jax.grad(self.value)(w)
 
-    def has_gram(self) -> bool:
-        return False
+    def inner(self, left: Array, right: Array) -> Array:
+        return jnp.sum(left * right)
+
+    def unknowns(self) -> int:
+        return self.w_0.size
 
     def mean_eigenvalue(self) -> Array:
         raise InputError(
             "normalised readers need a quadratic: the scale of a general loss is not known. Use the reader "
             "as it is."
         )
+
+    def diagonal(self) -> None:
+        return None

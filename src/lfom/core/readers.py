@@ -14,10 +14,10 @@ from jax import Array
 from jaxtyping import Float
 
 from lfom.core.arrays import matmat, matvec, transpose
-from lfom.core.coefficients import NoSuchView
+from lfom.core.checks import InputError
+from lfom.core.parameters import parameter, part
 from lfom.core.preconditioners import Preconditioner
-from lfom.core.problems import Problem, Quadratic
-from lfom.core.states import Direction, Iterate, Track
+from lfom.core.states import BOTH, TOKENS, Direction, Iterate, NoSuchView, Track, common
 
 
 def attention(P: Array, Q: Array, Z: Array) -> Array:
@@ -33,62 +33,84 @@ def softmax_attention(W_v: Array, W_k: Array, W_q: Array, Z: Array) -> Array:
 
 
 class Reader(eqx.Module):
-    """direction = reader(state, problem, layer)."""
+    """What a layer reads: a direction. Reading tokens is the only thing that a reader must do.
+
+    moves_covariates: whether it rewrites covariates as well as labels (GD++). one_matrix: whether it reads
+    the gradient times a_l M, M one symmetric matrix.
+    """
 
     @property
-    @abc.abstractmethod
-    def moves_covariates(self) -> bool: ...
+    def views(self) -> tuple[str, ...]:
+        """Where it can read, of "tokens" and "iterates"."""
+        return TOKENS
+
+    @property
+    def moves_covariates(self) -> bool:
+        return False
+
+    @property
+    def one_matrix(self) -> bool:
+        return False
 
     @abc.abstractmethod
-    def on_tokens(self, Z: Array, problem: Problem, layer: int) -> Array:
-        """Attention of the layer over n."""
+    def on_tokens(self, Z: Array, problem: Any) -> Array:
+        """The direction on tokens (d+1, n+1): attention of the layer over n."""
 
-    @abc.abstractmethod
-    def on_iterates(self, state: Iterate, problem: Problem, layer: int) -> Direction:
+    def on_iterates(self, state: Iterate, problem: Any) -> Direction:
         """The same direction on iterates."""
+        raise NoSuchView(
+            f"{type(self).__name__} reads tokens only: run it on tokens (view='tokens'), or give it on_iterates "
+            'and views = ("iterates", "tokens").'
+        )
 
-    def __call__(self, state: Any, problem: Problem, layer: int) -> Any:
-        if isinstance(state, Iterate):
-            return self.on_iterates(state, problem, layer)
-        return self.on_tokens(state, problem, layer)
+    def begin(self, scales: Float[Array, " depth"]) -> "Reader":
+        """Where training begins, with these step sizes; a reader of another kind begins as it is."""
+        return self
+
+    def write(self, found: Any) -> "Reader":
+        """What a reader that began as `begin` says has found, in this one's parameters."""
+        return found
+
+    def ready(self) -> "Reader":
+        """The same, with what every layer needs computed once."""
+        return self
 
 
 class Attention(Reader):
     """Linear attention with any P and Q: tokens only."""
 
-    P: Float[Array, "depth rows rows"]
-    Q: Float[Array, "depth rows rows"]
+    P: Float[Array, "depth rows rows ..."] = parameter("P", axes="layers rows rows")
+    Q: Float[Array, "depth rows rows ..."] = parameter("Q", axes="layers rows rows")
 
     @property
     def moves_covariates(self) -> bool:
         return True
 
-    def on_tokens(self, Z: Array, problem: Problem, layer: int) -> Array:
-        return attention(self.P[layer], self.Q[layer], Z) / (Z.shape[1] - 1)
+    def on_tokens(self, Z: Array, problem: Any) -> Array:
+        return attention(self.P, self.Q, Z) / (Z.shape[1] - 1)
 
-    def on_iterates(self, state: Iterate, problem: Problem, layer: int) -> Direction:
+    def on_iterates(self, state: Iterate, problem: Any) -> Direction:
         raise NoSuchView(
-            "attention with any P and Q has no iterate view: run it on tokens (view='tokens'), or "
-            "use Gradient(A, B), the sparse parametrisation of equation params_Thm3."
+            "attention with any P and Q has no iterate view: run it on tokens (view='tokens'), or use "
+            "the sparse parametrisation Gradient(A, B)."
         )
 
 
 class SoftmaxAttention(Reader):
-    """Softmax attention as Section 2.1 states it: tokens only."""
+    """Softmax attention: tokens only."""
 
-    W_v: Float[Array, "depth rows rows"]
-    W_k: Float[Array, "depth rows rows"]
-    W_q: Float[Array, "depth rows rows"]
+    W_v: Float[Array, "depth rows rows ..."] = parameter("W_v", axes="layers rows rows")
+    W_k: Float[Array, "depth rows rows ..."] = parameter("W_k", axes="layers rows rows")
+    W_q: Float[Array, "depth rows rows ..."] = parameter("W_q", axes="layers rows rows")
 
     @property
     def moves_covariates(self) -> bool:
         return True
 
-    def on_tokens(self, Z: Array, problem: Problem, layer: int) -> Array:
-        n = Z.shape[1] - 1
-        return softmax_attention(self.W_v[layer], self.W_k[layer], self.W_q[layer], Z) / n
+    def on_tokens(self, Z: Array, problem: Any) -> Array:
+        return softmax_attention(self.W_v, self.W_k, self.W_q, Z) / (Z.shape[1] - 1)
 
-    def on_iterates(self, state: Iterate, problem: Problem, layer: int) -> Direction:
+    def on_iterates(self, state: Iterate, problem: Any) -> Direction:
         raise NoSuchView(
             "softmax attention is not linear in its weights, so no recursion on w equals it: run "
             "it on tokens (view='tokens')."
@@ -102,34 +124,38 @@ class Gradient(Reader):
     with the transpose of NOTES 2.2). With B it also rewrites the covariates (GD++).
     """
 
-    A: Preconditioner
-    B: Preconditioner | None = None
+    A: Preconditioner = part("A", sets_scale=True)
+    B: Preconditioner | None = part("B", default=None)
+
+    @property
+    def views(self) -> tuple[str, ...]:
+        return BOTH
 
     @property
     def moves_covariates(self) -> bool:
         return self.B is not None
 
-    def on_tokens(self, Z: Array, problem: Problem, layer: int) -> Array:
-        d = Z.shape[0] - 1
-        B = jnp.zeros((d, d), Z.dtype) if self.B is None else self.B.matrix(layer, d)
-        P = jnp.zeros((d + 1, d + 1), Z.dtype).at[:d, :d].set(B).at[d, d].set(1)
-        Q = jnp.zeros((d + 1, d + 1), Z.dtype).at[:d, :d].set(-self.A.matrix(layer, d))
-        return attention(P, Q, Z) / (Z.shape[1] - 1)
+    @property
+    def one_matrix(self) -> bool:
+        return self.B is None and self.A.one_matrix
 
-    def on_iterates(self, state: Iterate, problem: Problem, layer: int) -> Direction:
+    def on_tokens(self, Z: Array, problem: Any) -> Array:
+        d = Z.shape[0] - 1
+        B = jnp.zeros((d, d), Z.dtype) if self.B is None else self.B.matrix(d)
+        return attention(*_sparse(self.A.matrix(d), B, Z.dtype), Z) / (Z.shape[1] - 1)
+
+    def on_iterates(self, state: Iterate, problem: Any) -> Direction:
         """du = T^T A^T r, dT = -B (T G T^T) A T with r = -T grad R, and the same with S for
         the query's track (NOTES section 4)."""
         T = state.context.T
-        if self.B is None and T is None:
-            track = Track(-self.A.transposed_times(layer, state.gradient))
+        if T is None:
+            track = Track(-self.A.transposed_times(state.gradient))
             return Direction(track, None if state.query is None else track)
-        assert T is not None
-        assert isinstance(problem, Quadratic)
         d = state.gradient.shape[0]
-        a = self.A.transposed_times(layer, -matvec(T, state.gradient))
+        a = self.A.transposed_times(-matvec(T, state.gradient))
         K = None
         if self.B is not None:
-            A, B = self.A.matrix(layer, d), self.B.matrix(layer, d)
+            A, B = self.A.matrix(d), self.B.matrix(d)
             K = matmat(B, matmat(matmat(matmat(T, problem.gram), transpose(T)), A))
 
         def change(frame: Array) -> Track:
@@ -142,27 +168,92 @@ class Gradient(Reader):
             query = change(state.query.T)
         return Direction(change(T), query)
 
+    def begin(self, scales: Float[Array, " depth"]) -> "Gradient":
+        return Gradient(self.A.begin(scales), None if self.B is None else self.B.begin_at(0.5))
+
+    def write(self, found: Any) -> "Gradient":
+        return Gradient(self.A.write(found.A), None if self.B is None else self.B.write(found.B))
+
+    def ready(self) -> "Gradient":
+        return Gradient(self.A.ready(), None if self.B is None else self.B.ready())
+
+
+def _sparse(A: Array, B: Array, dtype: Any) -> tuple[Array, Array]:
+    """P = diag(B, 1) and Q = -diag(A, 0)."""
+    d = A.shape[0]
+    P = jnp.zeros((d + 1, d + 1), dtype).at[:d, :d].set(B).at[d, d].set(1)
+    return P, jnp.zeros((d + 1, d + 1), dtype).at[:d, :d].set(-A)
+
+
+class Jacobi(Reader):
+    """The gradient read in coordinates in which the problem has a unit diagonal: -S A^T S grad R with
+    S = 1 / sqrt(diagonal of H), which differs from problem to problem."""
+
+    A: Preconditioner = part("A", sets_scale=True)
+
+    @property
+    def views(self) -> tuple[str, ...]:
+        return BOTH
+
+    def on_tokens(self, Z: Array, problem: Any) -> Array:
+        d, s = Z.shape[0] - 1, _roots(problem)
+        A = s[:, None] * self.A.matrix(d) * s[None]
+        return attention(*_sparse(A, jnp.zeros_like(A), Z.dtype), Z) / (Z.shape[1] - 1)
+
+    def on_iterates(self, state: Iterate, problem: Any) -> Direction:
+        s = _roots(problem)
+        track = Track(-s * self.A.transposed_times(s * state.gradient))
+        return Direction(track, None if state.query is None else track)
+
+    def ready(self) -> "Jacobi":
+        return Jacobi(self.A.ready())
+
+
+def _roots(problem: Any) -> Array:
+    """1 / sqrt(diagonal of H), and 1 where it has none."""
+    diagonal = problem.diagonal()
+    if diagonal is None:
+        raise InputError(
+            f"this method works in coordinates set by the diagonal of H, which {type(problem).__name__} does not "
+            "tell: pass diagonal=..., or use a method without Jacobi."
+        )
+    good = diagonal > 0
+    return jnp.where(good, 1 / jnp.sqrt(jnp.where(good, diagonal, 1)), 1)
+
 
 class Heads(Reader):
     """Several readers whose directions are summed into one memory (Section 4.1)."""
 
-    readers: tuple[Reader, ...]
+    readers: tuple[Reader, ...] = part()
+
+    @property
+    def views(self) -> tuple[str, ...]:
+        return common(*(reader.views for reader in self.readers))
 
     @property
     def moves_covariates(self) -> bool:
         return any(reader.moves_covariates for reader in self.readers)
 
-    def on_tokens(self, Z: Array, problem: Problem, layer: int) -> Array:
-        total = self.readers[0].on_tokens(Z, problem, layer)
+    def on_tokens(self, Z: Array, problem: Any) -> Array:
+        total = self.readers[0].on_tokens(Z, problem)
         for reader in self.readers[1:]:
-            total = total + reader.on_tokens(Z, problem, layer)
+            total = total + reader.on_tokens(Z, problem)
         return total
 
-    def on_iterates(self, state: Iterate, problem: Problem, layer: int) -> Direction:
-        total = self.readers[0].on_iterates(state, problem, layer)
+    def on_iterates(self, state: Iterate, problem: Any) -> Direction:
+        total = self.readers[0].on_iterates(state, problem)
         for reader in self.readers[1:]:
-            total = total + reader.on_iterates(state, problem, layer)
+            total = total + reader.on_iterates(state, problem)
         return total
+
+    def begin(self, scales: Float[Array, " depth"]) -> "Heads":
+        return Heads(tuple(reader.begin(scales) for reader in self.readers))
+
+    def write(self, found: Any) -> "Heads":
+        return Heads(tuple(a.write(b) for a, b in zip(self.readers, found.readers, strict=True)))
+
+    def ready(self) -> "Heads":
+        return Heads(tuple(reader.ready() for reader in self.readers))
 
 
 class Normalised(Reader):
@@ -174,19 +265,53 @@ class Normalised(Reader):
     prompt are multiplied by a number: a shift of their variance is no shift.
     """
 
-    reader: Reader
+    reader: Reader = part()
+
+    @property
+    def views(self) -> tuple[str, ...]:
+        return self.reader.views
 
     @property
     def moves_covariates(self) -> bool:
         return self.reader.moves_covariates
 
-    def on_tokens(self, Z: Array, problem: Problem, layer: int) -> Array:
-        return self.reader.on_tokens(Z, problem, layer) / _not_zero(problem.mean_eigenvalue())
+    def on_tokens(self, Z: Array, problem: Any) -> Array:
+        return self.reader.on_tokens(Z, problem) / _not_zero(problem.mean_eigenvalue())
 
-    def on_iterates(self, state: Iterate, problem: Problem, layer: int) -> Direction:
-        return 1 / _not_zero(problem.mean_eigenvalue()) * self.reader.on_iterates(state, problem, layer)
+    def on_iterates(self, state: Iterate, problem: Any) -> Direction:
+        return 1 / _not_zero(problem.mean_eigenvalue()) * self.reader.on_iterates(state, problem)
+
+    def begin(self, scales: Float[Array, " depth"]) -> "Normalised":
+        return Normalised(self.reader.begin(scales))
+
+    def write(self, found: Any) -> "Normalised":
+        return Normalised(self.reader.write(found.reader))
+
+    def ready(self) -> "Normalised":
+        return Normalised(self.reader.ready())
 
 
 def _not_zero(size: Array) -> Array:
     """An empty prompt has no scale, and needs none."""
     return jnp.where(size > 0, size, 1)
+
+
+class Multiplied(Reader):
+    """Another reader's directions times a number of the problem's own."""
+
+    reader: Reader = part()
+    factor: Array
+
+    @property
+    def views(self) -> tuple[str, ...]:
+        return self.reader.views
+
+    @property
+    def moves_covariates(self) -> bool:
+        return self.reader.moves_covariates
+
+    def on_tokens(self, Z: Array, problem: Any) -> Array:
+        return self.factor * self.reader.on_tokens(Z, problem)
+
+    def on_iterates(self, state: Iterate, problem: Any) -> Direction:
+        return self.factor * self.reader.on_iterates(state, problem)

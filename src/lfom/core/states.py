@@ -10,6 +10,20 @@ import equinox as eqx
 from jax import Array
 from jaxtyping import Float
 
+from lfom.core.checks import InputError
+
+TOKENS = ("tokens",)  # the view that everything has
+BOTH = ("iterates", "tokens")  # the cheaper one first
+
+
+class NoSuchView(InputError):
+    """The computation does not exist in the view that was asked for."""
+
+
+def common(*views: tuple[str, ...]) -> tuple[str, ...]:
+    """The views that all of these have, the cheapest first."""
+    return tuple(view for view in BOTH if all(view in some for some in views))
+
 
 class Track(eqx.Module):
     """Where tokens of one kind stand: labels y - x.w and covariates T x.

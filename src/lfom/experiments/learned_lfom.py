@@ -3,11 +3,11 @@
 import jax
 import jax.numpy as jnp
 
-from lfom.core.coefficients import Diagonal
+from lfom.core.coefficients import CoordinateWise
 from lfom.core.memories import Bank
+from lfom.core.methods import Method
 from lfom.core.preconditioners import Identity
 from lfom.core.readers import Gradient
-from lfom.core.unroll import Method
 from lfom.experiments.fixed_batches import OnSets, train_on_sets
 from lfom.experiments.workbench import CONTEXT, Workbench
 from lfom.limits.optimum import exact_optimum
@@ -33,7 +33,7 @@ def learned_lfom(
         else:  # gradient descent with steps that differ
             steps = 1 + 0.6 * jnp.cos(jnp.pi * (jnp.arange(deepest) + 0.5) / deepest)
             start = jnp.diag(steps)[..., None] * jnp.ones(5)
-        model = Method(Gradient(Identity()), Bank(Diagonal(start), tied=False), deepest)
+        model = Method(Gradient(Identity()), Bank(CoordinateWise(start), tied=False), deepest)
         return train_on_sets(
             bench,
             model,

@@ -8,10 +8,9 @@ from jaxtyping import Float
 
 from lfom.adaptation.per_prompt import solve
 from lfom.core.arrays import identity
-from lfom.core.coefficients import NoSuchView
+from lfom.core.methods import Algorithm
 from lfom.core.problems import Problem, Quadratic
-from lfom.core.states import Direction, Track
-from lfom.core.unroll import Algorithm
+from lfom.core.states import Direction, NoSuchView, Track
 
 PENALTIES = (0.0, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)  # 0 is least squares
 

@@ -23,10 +23,11 @@ from jaxtyping import Float
 from lfom.core.arrays import matvec
 from lfom.core.coefficients import Pair, Scalar
 from lfom.core.memories import Bank, Forget, Register
+from lfom.core.methods import Algorithm, Method
 from lfom.core.preconditioners import Identity, Scaled, Shared
 from lfom.core.problems import Quadratic
 from lfom.core.readers import Gradient
-from lfom.core.unroll import Algorithm, Method, unroll
+from lfom.core.unroll import unroll
 
 
 def has_shared_numbers(algorithm: Any) -> bool:

@@ -13,44 +13,49 @@ from jax import Array
 from jaxtyping import Float
 
 from lfom.core import checks
+from lfom.core.arrays import numpy_or_jax, on_host, ones
 from lfom.core.checks import InputError
-from lfom.core.coefficients import Diagonal, Pair, Scalar
+from lfom.core.coefficients import CoordinateWise, Pair, Scalar
 from lfom.core.memories import Bank, Conjugate, Forget, Memory, Register
-from lfom.core.preconditioners import Full, Identity, One, Preconditioner, Scaled
+from lfom.core.methods import Method
+from lfom.core.parameters import at_layer, dimension, sizes
+from lfom.core.preconditioners import Full, Identity, One, Preconditioner
 from lfom.core.problems import Examples
 from lfom.core.readers import Gradient
-from lfom.core.states import Direction, Track
-from lfom.core.unroll import Method
+from lfom.core.states import Direction, Iterate, Track
 from lfom.prompts.prompt import Prompt, checked
 
 APPENDIX_B = {"Nesterov": (0.03, 0.9), "momentum": (0.005, 0.9)}  # (eta, beta), eta without 1/n
 
 
-def _constant(name: str, value: Any, steps: int) -> Array:
-    """A number for every step, from one number or from one per step."""
+def _constant(name: str, value: Any, steps: int) -> Any:
+    """A number for every step, from one number or from one per step. Tables of numbers are made by NumPy:
+    each operation of JAX outside a compiled program would be compiled."""
     array = checks.real_array(name, value)
     if array.shape not in ((), (steps,)):
         raise InputError(f"{name} has shape {array.shape}: pass one number, or one per step ({steps}).")
-    return jnp.broadcast_to(array, (steps,))
+    known = on_host(array)
+    return known if known.shape else numpy_or_jax(known).broadcast_to(known, (steps,))
 
 
 def gradient_descent(eta: Any, steps: int) -> Method:
     """w <- w - eta grad R(w)."""
     steps = checks.count("steps", steps)
-    return Method(Gradient(Identity()), Forget(_constant("eta", eta, steps)), steps)
+    return Method(Gradient(Identity()), Forget(jnp.asarray(_constant("eta", eta, steps))), steps)
 
 
 def preconditioned_gradient_descent(A: Any, eta: Any, steps: int) -> Method:
     """w <- w - eta A^T grad R(w), with one A (d, d), or one per step (steps, d, d)."""
     steps = checks.count("steps", steps)
-    return Method(Gradient(_matrices("A", A, steps)), Forget(_constant("eta", eta, steps)), steps)
+    sizes = jnp.asarray(_constant("eta", eta, steps))
+    return Method(Gradient(_matrices("A", A, steps)), Forget(sizes), steps)
 
 
 def gd_plus_plus(A: Any, B: Any, steps: int) -> Method:
     """GD++ with given matrices, each (d, d) or (steps, d, d)."""
     steps = checks.count("steps", steps)
     reader = Gradient(_matrices("A", A, steps), _matrices("B", B, steps))
-    return Method(reader, Forget(jnp.ones(steps)), steps)
+    return Method(reader, Forget(ones(steps)), steps)
 
 
 def momentum(eta: Any, beta: Any, steps: int) -> Method:
@@ -66,8 +71,9 @@ def momentum(eta: Any, beta: Any, steps: int) -> Method:
             f"eta is {np.asarray(eta).tolist()}: the register carries v / eta, so no step size may be "
             "0. To stand still, run fewer steps."
         )
-    gamma = beta.at[1:].multiply(eta[:-1] / eta[1:])
-    return Method(Gradient(Identity()), Register(eta, gamma), steps)
+    xp = numpy_or_jax(eta, beta)
+    gamma = xp.concatenate([beta[:1], beta[1:] * (eta[:-1] / eta[1:])])
+    return Method(Gradient(Identity()), Register(jnp.asarray(eta), jnp.asarray(gamma)), steps)
 
 
 def heavy_ball(eta: Any, beta: Any, steps: int) -> Method:
@@ -91,14 +97,15 @@ def nesterov(eta: Any, beta: Any, steps: int) -> Method:
     steps = checks.count("steps", steps)
     eta, beta = _constant("eta", eta, steps), _constant("beta", beta, steps)
     # Rows of coefficients over the directions d_j = -grad R(v_j): w after k steps, and v_k.
-    zero = jnp.zeros(steps, eta.dtype)
-    w, v = [zero], []
+    xp = numpy_or_jax(eta, beta)
+    units = np.eye(steps, dtype=eta.dtype)
+    w, v = [0 * units[0]], []
     for k in range(steps):
-        v.append(w[k] + beta[k] * (w[k] - w[k - 1] if k else zero))
-        w.append(v[k] + zero.at[k].set(eta[k]))
+        v.append(w[k] + beta[k] * (w[k] - w[k - 1] if k else 0 * units[0]))
+        w.append(v[k] + eta[k] * units[k])
     v.append(w[steps])  # the context's last move is never read
-    context = jnp.stack([v[k + 1] - v[k] for k in range(steps)])
-    query = jnp.stack([w[k + 1] - w[k] for k in range(steps)])
+    context = jnp.asarray(xp.stack([v[k + 1] - v[k] for k in range(steps)]))
+    query = jnp.asarray(xp.stack([w[k + 1] - w[k] for k in range(steps)]))
     return Method(Gradient(Identity()), Bank(Pair(context, query), tied=False), steps)
 
 
@@ -113,7 +120,8 @@ def chebyshev(lowest: float, highest: float, steps: int) -> Method:
         gamma.append((0.5 if k == 1 else 0.25) * (radius * alpha[-1]) ** 2)
         alpha.append(1 / (centre - gamma[-1] / alpha[-1]))
     # Register: step alpha_k R_k, R_k = direction + (gamma_k as above) R_{k-1}
-    return Method(Gradient(Identity()), Register(jnp.asarray(alpha), jnp.asarray(gamma)), steps)
+    register = Register(jnp.asarray(np.asarray(alpha)), jnp.asarray(np.asarray(gamma)))
+    return Method(Gradient(Identity()), register, steps)
 
 
 def _check_interval(lowest: float, highest: float) -> None:
@@ -144,11 +152,11 @@ def lfom(coefficients: Any) -> Method:
     gamma = checks.real_array("coefficients", coefficients)
     if gamma.ndim not in (2, 3) or gamma.shape[0] != gamma.shape[1]:
         raise InputError(f"coefficients has shape {gamma.shape}: pass (steps, steps) or (steps, steps, d).")
-    steps = gamma.shape[0]
-    lower = jnp.tril(jnp.ones((steps, steps), gamma.dtype))
+    gamma, steps, xp = on_host(gamma), gamma.shape[0], numpy_or_jax(gamma)
+    lower = np.tril(np.ones((steps, steps), gamma.dtype))
     gamma = gamma * (lower if gamma.ndim == 2 else lower[..., None])
-    increments = -(gamma - jnp.concatenate([jnp.zeros_like(gamma[:1]), gamma[:-1]]))
-    structure = Scalar(increments) if gamma.ndim == 2 else Diagonal(increments)
+    increments = jnp.asarray(-(gamma - xp.concatenate([0 * gamma[:1], gamma[:-1]])))
+    structure = Scalar(increments) if gamma.ndim == 2 else CoordinateWise(increments)
     return Method(Gradient(Identity()), Bank(structure, tied=False), steps)
 
 
@@ -160,7 +168,7 @@ def lfom_coefficients(method: Method) -> Float[Array, "steps steps d"]:
     grad(v) is then the same combination of gradients as v is of iterates.
     """
     context, query = _positions(method.memory, method.depth)
-    scale = _scalar_preconditioner(method, method.depth)
+    scale = _step_sizes(method)
     if query is None:
         return -context[1:] * scale[:, None]
     # v_k = sum_i M[k, i] w_i with rows summing to 1, from v = C d and w = Q d (Q triangular).
@@ -174,41 +182,37 @@ def lfom_coefficients(method: Method) -> Float[Array, "steps steps d"]:
 def _positions(memory: Memory, steps: int) -> tuple[Array, Array | None]:
     """Where the iterate is after 0..steps steps, as coefficients of the directions, (steps+1,
     steps, d): found by running the memory on unit directions. Second: the query's, if its own."""
-    if isinstance(memory, Conjugate):
+    if not memory.linear:
         raise InputError(
             "conjugate gradients compute their coefficients from each prompt, so they have no "
             "fixed coefficients. Run them on the prompt instead."
         )
-    d = 1
-    if isinstance(memory, Bank) and isinstance(memory.gamma, Diagonal):
-        d = memory.gamma.value.shape[-1]
-    past, position = memory.start(), None
+    d = sizes(memory).get("d", 1)
     nowhere = Examples(jnp.zeros((1, d)), jnp.zeros(1))  # linear memories read no problem
-    rows = []
+    nothing = Track(jnp.zeros((d, steps)))
+    zero = Direction(nothing, nothing if memory.splits else None)
+    past, position, rows = memory.start(zero, None, nowhere, steps), zero, [zero]
     for layer in range(steps):
         unit = Track(jnp.zeros((d, steps)).at[:, layer].set(1))
         direction = Direction(unit, unit if memory.splits else None)
-        step, past = memory(direction, past, None, nowhere, layer)
-        position = step if position is None else position + step
+        step, past = at_layer(memory, layer)(direction, past, None, nowhere, layer)
+        position = position + step
         rows.append(position)
-    zero = jnp.zeros((1, steps, d))
-    context = jnp.concatenate([zero, jnp.stack([row.context.w.T for row in rows])])
-    if not memory.splits:
-        return context, None
-    return context, jnp.concatenate([zero, jnp.stack([row.query.w.T for row in rows])])
+    context = jnp.stack([row.context.w.T for row in rows])
+    return context, None if zero.query is None else jnp.stack([row.query.w.T for row in rows])
 
 
-def _scalar_preconditioner(method: Method, steps: int) -> Array:
-    reader = method.reader
-    if isinstance(reader, Gradient) and reader.B is None:
-        if isinstance(reader.A, Identity):
-            return jnp.ones(steps)
-        if isinstance(reader.A, Scaled):
-            return reader.A.scale
-    raise InputError(
-        "equation 1.1 has diagonal coefficients: they exist for methods that read the plain "
-        "gradient (A_l = a_l I, B = 0). Multiply a full A into the gradient yourself."
-    )
+def _step_sizes(method: Method) -> Array:
+    """a_l of a method that reads the plain gradient, A_l = a_l I: what it makes of the gradient 1."""
+    if not method.reader.one_matrix or dimension(method.reader) is not None:
+        raise InputError(
+            "equation 1.1 has diagonal coefficients: they exist for methods that read the plain "
+            "gradient (A_l = a_l I, B = 0). Multiply a full A into the gradient yourself."
+        )
+    nowhere = Examples(jnp.zeros((1, 1)), jnp.zeros(1))
+    state = Iterate(Track(jnp.zeros(1)), -jnp.ones(1))
+    read = [nowhere.read(at_layer(method.reader, layer), state) for layer in range(method.depth)]
+    return jnp.concatenate([direction.context.w for direction in read])
 
 
 def _matrices(name: str, value: Any, steps: int) -> Preconditioner:
@@ -217,7 +221,8 @@ def _matrices(name: str, value: Any, steps: int) -> Preconditioner:
         raise InputError(f"{name} has shape {array.shape}: pass (d, d), or one per step ({steps}, d, d).")
     if array.ndim == 3 and array.shape[0] != steps:
         raise InputError(f"{name} holds {array.shape[0]} matrices for {steps} steps: give one per step.")
-    return Full(jnp.broadcast_to(array, (steps, *array.shape[-2:])))
+    known = on_host(array)
+    return Full(jnp.asarray(numpy_or_jax(known).broadcast_to(known, (steps, *array.shape[-2:]))))
 
 
 def least_squares(prompt: Prompt) -> Array:

@@ -2,20 +2,23 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jaxtyping import PRNGKeyArray
 
 from lfom.core import checks
+from lfom.core.arrays import on_host, ones
 from lfom.core.checks import InputError
-from lfom.core.coefficients import Coefficient, Diagonal, Hadamard, Pair, Rows, Scalar, TokenWise
+from lfom.core.coefficients import Coefficient, CoordinateWise, Hadamard, Pair, Rows, Scalar, TokenWise
 from lfom.core.memories import Bank, Conjugate, Forget, Memory, Register
+from lfom.core.methods import Method, Mixture
 from lfom.core.preconditioners import Full, One, Preconditioner, Scaled, Shared
 from lfom.core.readers import Gradient, Heads, Normalised, Reader
-from lfom.core.unroll import Method, Mixture
 
 MEMORIES = ("none", "register", "bank", "conjugate")
 PRECONDITIONERS = ("full", "shared", "scalar")
 GATINGS = ("free", "softmax", "hard")
+PER_TOKEN = ("tokens", "hadamard")
 GAMMAS = ("scalar", "pair", "diagonal", "rows", "tokens", "hadamard")
 
 
@@ -57,7 +60,7 @@ def memformer(
             raise InputError(
                 "the conjugate register needs B = 0 and one head: leave covariates and heads out."
             )
-        start = jnp.eye(d) + scale * jax.random.normal(key, (d, d))
+        start = jnp.asarray(np.eye(d, dtype=ones(0).dtype) + scale * _normal(key, (d, d)))
         return Method(_normalised(Gradient(One(start)), normalised), Conjugate(), depth)
 
     def reader(key: PRNGKeyArray) -> Reader:
@@ -106,7 +109,7 @@ def mixture(
         raise InputError(f"heads have depths {sorted(depths)}: a mixture needs heads of one depth.")
     shape = (len(heads), depths.pop()) if per_layer else (len(heads),)
     if gates is None:
-        gates = jnp.full(shape, 1 / len(heads))
+        gates = jnp.asarray(np.ones(shape, ones(0).dtype) / len(heads))
     gates = checks.real_array("gates", gates)
     if gates.shape[: len(shape)] != shape or gates.ndim > len(shape) + 1:
         raise InputError(
@@ -117,35 +120,43 @@ def mixture(
 
 def _preconditioner(key: PRNGKeyArray, kind: str, d: int, depth: int, scale: float) -> Preconditioner:
     if kind == "scalar":
-        return Scaled(scale * jax.random.normal(key, (depth,)))
+        return Scaled(jnp.asarray(scale * _normal(key, (depth,))))
     if kind == "shared":
-        return Shared(scale * jax.random.normal(key, (depth,)), jnp.eye(d))
-    return Full(scale * jax.random.normal(key, (depth, d, d)))
+        return Shared(
+            jnp.asarray(scale * _normal(key, (depth,))), jnp.asarray(np.eye(d, dtype=ones(0).dtype))
+        )
+    return Full(jnp.asarray(scale * _normal(key, (depth, d, d))))
 
 
 def _memory(
     kind: str, gamma: str, d: int, depth: int, tied: bool, own_is_one: bool, context: int | None
 ) -> Memory:
     if kind == "none":
-        return Forget(jnp.ones(depth))
+        return Forget(ones(depth))
     if kind == "register":
-        return Register(jnp.ones(depth), jnp.zeros(depth))
-    own = jnp.ones(depth) if tied else jnp.eye(depth)
+        return Register(ones(depth), jnp.asarray(np.zeros_like(ones(depth))))
+    dtype = ones(0).dtype
+    own = np.ones(depth, dtype) if tied else np.eye(depth, dtype=dtype)
     return Bank(_coefficient(gamma, 0 * own if own_is_one else own, d, context), tied, own_is_one)
 
 
-def _coefficient(kind: str, start: Array, d: int, context: int | None) -> Coefficient:
-    if kind == "scalar":
-        return Scalar(start)
-    if kind == "pair":
-        return Pair(start, start)
-    if kind == "diagonal":
-        return Diagonal(start[..., None] * jnp.ones(d))
-    if kind == "rows":
-        return Rows(start[..., None] * jnp.ones(d + 1))
-    if context is None:
+def _coefficient(kind: str, start: np.ndarray, d: int, context: int | None) -> Coefficient:
+    if kind in PER_TOKEN and context is None:
         raise InputError(f"gamma={kind!r} holds a number per token: pass context=n.")
-    tokens = checks.count("context", context) + 1
-    if kind == "tokens":
-        return TokenWise(start[..., None] * jnp.ones(tokens))
-    return Hadamard(start[..., None, None] * jnp.ones((d + 1, tokens)))
+    tokens = 0 if context is None else checks.count("context", context) + 1
+    structure, shape = {
+        "scalar": (Scalar, ()),
+        "pair": (Pair, ()),
+        "diagonal": (CoordinateWise, (d,)),
+        "rows": (Rows, (d + 1,)),
+        "tokens": (TokenWise, (tokens,)),
+        "hadamard": (Hadamard, (d + 1, tokens)),
+    }[kind]
+    value = start.reshape(start.shape + (1,) * len(shape)) * np.ones(shape, start.dtype)
+    fields = 2 if structure is Pair else 1
+    return structure(*[jnp.asarray(value)] * fields)
+
+
+def _normal(key: PRNGKeyArray, shape: tuple[int, ...]) -> Array:
+    """Standard normals; on the host where that is possible, so that what follows compiles nothing."""
+    return on_host(jax.random.normal(key, shape))

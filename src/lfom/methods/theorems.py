@@ -9,9 +9,9 @@ from lfom.core import checks
 from lfom.core.checks import InputError
 from lfom.core.coefficients import Scalar
 from lfom.core.memories import Bank, Conjugate, Forget, Register
+from lfom.core.methods import Method, Mixture
 from lfom.core.preconditioners import Full, Identity
 from lfom.core.readers import Gradient
-from lfom.core.unroll import Method, Mixture
 from lfom.methods.classical import lfom
 from lfom.prompts.prompt import Prompt, checked
 

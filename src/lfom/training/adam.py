@@ -12,8 +12,9 @@ import optax
 from jax import Array
 from jaxtyping import Float
 
+from lfom.core.methods import Algorithm
 from lfom.core.problems import Quadratic
-from lfom.core.unroll import Algorithm, last_residual
+from lfom.core.unroll import last_residual
 from lfom.training.parameters import Parameters
 from lfom.training.state import Phase, Setting, State
 

@@ -20,7 +20,7 @@ import safetensors
 import safetensors.numpy
 
 from lfom.core.checks import InputError
-from lfom.core.unroll import Method
+from lfom.core.methods import Method
 from lfom.training.configuration import Configuration
 from lfom.training.fitting import Fit
 from lfom.training.state import State

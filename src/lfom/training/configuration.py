@@ -14,8 +14,8 @@ import numpy as np
 from jax import Array
 
 from lfom.core import checks
+from lfom.core.methods import Method
 from lfom.core.trees import stack
-from lfom.core.unroll import Method
 from lfom.methods.memformer import memformer
 from lfom.prompts.distributions import LinearRegression, haar_rotation
 from lfom.training.adam import Adam

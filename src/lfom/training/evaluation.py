@@ -14,10 +14,11 @@ import numpy as np
 from jax import Array
 
 from lfom.core import checks
+from lfom.core.methods import Algorithm, Method, Mixture
 from lfom.core.problems import Quadratic
 from lfom.core.threads import in_threads
 from lfom.core.trees import take
-from lfom.core.unroll import Algorithm, Method, Mixture, losses
+from lfom.core.unroll import losses
 from lfom.limits.optimum import Optimum, polynomial_answer
 from lfom.training.parameters import truncate
 from lfom.training.sources import number_of_runs

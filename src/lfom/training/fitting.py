@@ -19,8 +19,8 @@ from jax import Array
 
 from lfom.core import checks
 from lfom.core.checks import InputError
+from lfom.core.methods import Algorithm
 from lfom.core.trees import stack, take
-from lfom.core.unroll import Algorithm
 from lfom.prompts.distributions import LinearRegression
 from lfom.training.adam import Adam, run_adam
 from lfom.training.evaluation import PerRun

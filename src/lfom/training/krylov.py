@@ -18,11 +18,11 @@ from jax import Array
 from jaxtyping import Float
 
 from lfom.core.arrays import matmat, transpose
+from lfom.core.methods import Method
 from lfom.core.preconditioners import Scaled, Shared
 from lfom.core.problems import Quadratic
 from lfom.core.readers import Gradient
 from lfom.core.threads import in_threads
-from lfom.core.unroll import Method
 from lfom.limits.krylov import basis, coefficients, factors, has_shared_numbers, seen
 from lfom.training.parameters import Parameters
 from lfom.training.state import Setting

@@ -10,9 +10,10 @@ import numpy as np
 from scipy.optimize import minimize
 
 from lfom.core import checks
+from lfom.core.methods import Algorithm
 from lfom.core.preconditioners import Shared
 from lfom.core.problems import Quadratic
-from lfom.core.unroll import Algorithm, losses
+from lfom.core.unroll import losses
 from lfom.limits.krylov import coefficients, has_shared_numbers, moments
 
 

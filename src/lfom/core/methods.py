@@ -1,0 +1,217 @@
+"""A method: a reader, a memory and a depth. Several of them, each times a gate, are a mixture."""
+
+import abc
+import dataclasses
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Float
+
+from lfom.core.memories import Memory
+from lfom.core.parameters import parameter, part
+from lfom.core.problems import Problem
+from lfom.core.readers import Reader
+from lfom.core.states import common
+
+
+class Algorithm(eqx.Module):
+    """A first-order method of fixed depth: its step, and what it needs of a state."""
+
+    @property
+    @abc.abstractmethod
+    def depth(self) -> int: ...
+
+    @property
+    @abc.abstractmethod
+    def views(self) -> tuple[str, ...]:
+        """Where it can run, the cheapest first."""
+
+    @property
+    @abc.abstractmethod
+    def splits(self) -> bool:
+        """Whether context and query follow tracks of their own."""
+
+    @property
+    @abc.abstractmethod
+    def moves_covariates(self) -> bool: ...
+
+    @abc.abstractmethod
+    def start(self, state: Any, problem: Problem, room: int | None) -> Any:
+        """What is remembered before the first layer. room: for so many layers, which then all remember
+        arrays of one size; None where layers are written out and a memory may grow."""
+
+    @abc.abstractmethod
+    def step(self, state: Any, past: Any, problem: Problem, layer: Array | int) -> tuple[Any, Any]:
+        """The step of a layer, whose own parameters these are, and what is remembered after it."""
+
+    @abc.abstractmethod
+    def truncated(self, depth: int) -> "Algorithm":
+        """The first `depth` layers; its arrays stay as they are."""
+
+    @property
+    def is_polynomial(self) -> bool:
+        """Whether its answers are polynomials in M H, M one symmetric matrix, with coefficients that are
+        numbers and the same for all prompts."""
+        return False
+
+    def prepared(self, problem: Problem) -> "Algorithm":
+        """The algorithm to run on this problem, with what every layer needs computed once."""
+        return self
+
+    def begin(self, scales: Float[Array, " depth"]) -> "Algorithm":
+        """Where training begins, with these step sizes."""
+        return self
+
+    def write(self, found: Any) -> "Algorithm":
+        """What training that began as `begin` says has found, in this one's parameters."""
+        return found
+
+    def first_steps(self, depth: int) -> np.ndarray:
+        """Step sizes to begin with, relative to one over the mean eigenvalue."""
+        return np.ones(depth)
+
+
+class Method(Algorithm):
+    """A reader and a memory. Classical methods, trained Memformers and methods learned from problems are
+    all of this kind."""
+
+    is_scope: ClassVar[bool] = True  # parameters of the memory share their scale with those of this reader
+    reader: Reader = part()
+    memory: Memory = part("coefficients")
+    layers: int = eqx.field(static=True)
+
+    @property
+    def depth(self) -> int:
+        return self.layers
+
+    @property
+    def views(self) -> tuple[str, ...]:
+        return common(self.reader.views, self.memory.views)
+
+    @property
+    def splits(self) -> bool:
+        return self.memory.splits
+
+    @property
+    def moves_covariates(self) -> bool:
+        return self.reader.moves_covariates
+
+    @property
+    def is_polynomial(self) -> bool:
+        return self.reader.one_matrix and self.memory.has_numbers
+
+    def prepared(self, problem: Problem) -> "Method":
+        return self._with(self.reader.ready(), self.memory)
+
+    def start(self, state: Any, problem: Problem, room: int | None) -> Any:
+        shapes = jax.eval_shape(lambda: problem.read(self.reader, state))
+        nothing = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
+        return self.memory.start(nothing, state, problem, room)
+
+    def step(self, state: Any, past: Any, problem: Problem, layer: Array | int) -> tuple[Any, Any]:
+        direction = problem.read(self.reader, state)
+        return self.memory(direction, past, state, problem, layer)
+
+    def truncated(self, depth: int) -> "Method":
+        return dataclasses.replace(self, layers=depth)
+
+    def begin(self, scales: Float[Array, " depth"]) -> "Method":
+        return self._with(self.reader.begin(scales), self.memory.begin())
+
+    def write(self, found: Any) -> "Method":
+        return self._with(self.reader.write(found.reader), found.memory)
+
+    def _with(self, reader: Reader, memory: Memory) -> "Method":
+        return dataclasses.replace(self, reader=reader, memory=memory)
+
+    def first_steps(self, depth: int) -> np.ndarray:
+        """GD++ shrinks its covariates layer by layer, so its steps grow; from falling ones it ends in a
+        worse valley (-2.3 at depth 2, not -2.9)."""
+        return 0.5 + 0.7 * np.arange(depth) if self.moves_covariates else self.memory.first_steps(depth)
+
+
+def _no_derivative(mixture: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """A hard gate has none: lfom.adapt chooses it."""
+    return np.full(shape, mixture.gating == "hard")
+
+
+class Mixture(Algorithm):
+    """Heads with memories of their own; each one's step is multiplied by its gate and summed
+    (soft gating, Section 4.2).
+
+    gates: (heads,) for one number per head, (heads, depth) for one per head and layer; a
+    trailing axis holds one value per prompt. gating: "free" uses the numbers as they are (the
+    paper), "softmax" their softmax over heads, "hard" the head with the largest number alone.
+    """
+
+    heads: tuple[Method, ...] = part()
+    gates: Float[Array, "heads ..."] = parameter(
+        "gates", axes=lambda m: "heads layers" if m.per_layer else "heads", unread=_no_derivative
+    )
+    per_layer: bool = eqx.field(static=True, default=False)
+    gating: str = eqx.field(static=True, default="free")
+
+    @property
+    def depth(self) -> int:
+        return self.heads[0].depth
+
+    @property
+    def views(self) -> tuple[str, ...]:
+        return common(*(head.views for head in self.heads))
+
+    @property
+    def weights(self) -> Float[Array, "heads ..."]:
+        """What the heads' steps are multiplied with."""
+        if self.gating == "softmax":
+            return jax.nn.softmax(self.gates, axis=0)
+        if self.gating == "hard":
+            best = jnp.argmax(self.gates, axis=0)
+            return jax.nn.one_hot(best, len(self.heads), dtype=self.gates.dtype, axis=0)
+        return self.gates
+
+    @property
+    def per_prompt(self) -> bool:
+        """Whether every prompt has gates of its own."""
+        return self.gates.ndim > 1 + self.per_layer
+
+    @property
+    def splits(self) -> bool:
+        return any(head.splits for head in self.heads)
+
+    @property
+    def moves_covariates(self) -> bool:
+        return any(head.moves_covariates for head in self.heads)
+
+    def prepared(self, problem: Problem) -> "Mixture":
+        return self._with(tuple(head.prepared(problem) for head in self.heads))
+
+    def start(self, state: Any, problem: Problem, room: int | None) -> Any:
+        return tuple(head.start(state, problem, room) for head in self.heads)
+
+    def step(self, state: Any, past: Any, problem: Problem, layer: Array | int) -> tuple[Any, Any]:
+        total, kept, weights = None, [], self.weights
+        for h, (head, memory) in enumerate(zip(self.heads, past, strict=True)):
+            step, remembered = head.step(state, memory, problem, layer)
+            total = weights[h] * step if total is None else total + weights[h] * step
+            kept.append(remembered)
+        return total, tuple(kept)
+
+    def truncated(self, depth: int) -> "Mixture":
+        return self._with(tuple(head.truncated(depth) for head in self.heads))
+
+    def begin(self, scales: Float[Array, " depth"]) -> "Mixture":
+        return self._with(tuple(head.begin(scales) for head in self.heads))
+
+    def write(self, found: Any) -> "Mixture":
+        heads = tuple(a.write(b) for a, b in zip(self.heads, found.heads, strict=True))
+        return dataclasses.replace(self, heads=heads, gates=found.gates)
+
+    def _with(self, heads: tuple[Method, ...]) -> "Mixture":
+        return dataclasses.replace(self, heads=heads)
+
+    def first_steps(self, depth: int) -> np.ndarray:
+        return self.heads[0].first_steps(depth)

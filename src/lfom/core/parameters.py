@@ -1,0 +1,245 @@
+"""Declared parameters: what every array of a method is, said where its field stands.
+
+    alpha: Float[Array, "*layers"] = parameter("coefficients", axes="layers", scales="all")
+
+From that alone follow what `fit` frees and freezes, what is clipped together, how a method is cut to a
+depth or read layer by layer, what is checked and what is saved. A field without `parameter` or `part` is
+a constant: it is never trained.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lfom.core.checks import InputError
+
+LAYERS = "layers"  # the axis that counts layers: a layer sees its own entry only
+PAST = "past"  # the axis that counts stored directions: a layer sees all of it
+HEADS = "heads"  # the axis that counts heads of a mixture
+Mask = Callable[[Any, tuple[int, ...]], np.ndarray]  # (the object, sizes of its axes) -> entries
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """What a field says of the arrays in it; see `parameter` and `part`."""
+
+    kind: str | None = None
+    axes: str | Callable[[Any], str] = ""
+    unread: Mask | None = None
+    scales: str | Mask | None = None
+    sets_scale: bool = False
+
+
+def parameter(
+    kind: str | None = None,
+    *,
+    axes: str | Callable[[Any], str] = "",
+    unread: Mask | None = None,
+    scales: str | None = None,
+    **options: Any,
+) -> Any:
+    """A field that holds a trainable array.
+
+    kind: what `fit(train=...)` frees it by: A, B, coefficients, gates or a name of your own; by default
+    that of the part it belongs to. axes: the names of its axes, such as "layers d d"; "layers" counts
+    layers, "past" stored directions, "heads" heads, and the others belong together (they are clipped together). It may
+    depend on the object. unread: entries that no layer reads. scales: entries that only scale the
+    direction as a whole, which the reader's own parameters do as well: "all", or the "last" of those that
+    belong together. They are fixed where the reader's are trained.
+    """
+    return _declared(Declaration(kind, axes, unread, scales), options)
+
+
+def part(
+    kind: str | None = None,
+    *,
+    axes: str | Callable[[Any], str] = "",
+    unread: Mask | None = None,
+    scales: Mask | None = None,
+    sets_scale: bool = False,
+    **options: Any,
+) -> Any:
+    """A field that holds an object with parameters of its own.
+
+    kind: of all parameters in it that do not say their own. axes: what stands before their own axes, with
+    `unread` and `scales` over these. sets_scale: its trained parameters scale the direction.
+    """
+    return _declared(Declaration(kind, axes, unread, scales, sets_scale), options)
+
+
+def _declared(declaration: Declaration, options: dict[str, Any]) -> Any:
+    return eqx.field(metadata={"lfom": declaration}, **options)
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One array of a method, and what is declared of it. `name` is the path to it, `scope` that to the
+    method whose step it shapes; `unread` and `scales` are entries, None for none."""
+
+    name: str
+    scope: str
+    array: Any
+    kind: str | None
+    axes: tuple[str, ...]
+    unread: np.ndarray | None
+    scales: np.ndarray | None
+    sets_scale: bool
+
+    @property
+    def per_prompt(self) -> bool:
+        """Whether every prompt has a value of its own, on a last axis that is not declared."""
+        return self.array.ndim > len(self.axes) and self.kind is not None
+
+    def axis(self, name: str) -> int | None:
+        return self.axes.index(name) if name in self.axes else None
+
+    @property
+    def inside(self) -> int:
+        """The number of last axes that belong together: one matrix, one coefficient."""
+        return sum(axis not in (LAYERS, PAST, HEADS) for axis in self.axes)
+
+
+def leaves(tree: Any) -> list[Leaf]:
+    """Every array of a method, in the order of jax.tree.leaves(eqx.filter(tree, eqx.is_array))."""
+    found = []
+    for path, array in jax.tree_util.tree_leaves_with_path(tree):
+        if eqx.is_array(array):
+            found.append(_leaf(tree, path, array))
+    return found
+
+
+def _leaf(node: Any, path: Any, array: Any) -> Leaf:
+    kind, axes, sets_scale, scope = None, (), False, ""
+    lead_scales, unread, scales = None, None, None
+    walked = ""
+    for key in path:
+        if getattr(node, "is_scope", False):
+            scope = walked
+        declaration = None
+        if hasattr(
+            key, "name"
+        ):  # an attribute: what its field says. Other keys index a tuple or a dictionary
+            field = {f.name: f for f in dataclasses.fields(node)}.get(key.name)
+            declaration = field.metadata.get("lfom") if field is not None else None
+        walked += str(key)
+        if declaration is not None:
+            kind = declaration.kind or kind
+            own = declaration.axes(node) if callable(declaration.axes) else declaration.axes
+            lead, axes = len(axes), (*axes, *_named(own, array.ndim - len(axes)))
+            sets_scale |= declaration.sets_scale
+            shape = tuple(array.shape[: len(axes)])
+            if declaration.unread is not None:
+                unread = declaration.unread(node, shape)
+            if callable(declaration.scales):
+                lead_scales = declaration.scales(node, shape)
+            elif declaration.scales is not None:
+                scales = np.zeros(shape, bool)
+                place = () if declaration.scales == "all" else (-1,) * (len(shape) - lead)
+                scales[(*(slice(None),) * lead, *place)] = True
+        node = _inner(node, key)
+    if scales is not None and lead_scales is not None:
+        scales = scales & lead_scales.reshape(lead_scales.shape + (1,) * (scales.ndim - lead_scales.ndim))
+    shape = tuple(array.shape[: len(axes)])
+    if unread is not None and unread.shape != shape:
+        unread = np.broadcast_to(unread.reshape(unread.shape + (1,) * (len(shape) - unread.ndim)), shape)
+    return Leaf(walked, scope, array, kind, axes, unread, scales, sets_scale)
+
+
+def _named(axes: str, ndim: int) -> tuple[str, ...]:
+    """The names of the axes; "*d" stands for as many as there are, for unknowns that are grids."""
+    names = axes.split()
+    if names and names[-1].startswith("*"):
+        name, free = names[-1][1:], ndim - len(names) + 1
+        return (*names[:-1], *([name] if free == 1 else [f"{name}_{k}" for k in range(free)]))
+    return tuple(names)
+
+
+def _inner(node: Any, key: Any) -> Any:
+    if hasattr(key, "name"):
+        return getattr(node, key.name)
+    return node[key.idx if hasattr(key, "idx") else key.key]
+
+
+def kinds(tree: Any) -> tuple[str, ...]:
+    """The kinds of parameters that a method has, in its own order."""
+    return tuple(dict.fromkeys(leaf.kind for leaf in leaves(tree) if leaf.kind is not None))
+
+
+def sizes(tree: Any) -> dict[str, int]:
+    """The size of every named axis but that of layers, such as {"d": 5}."""
+    found: dict[str, int] = {}
+    for leaf in leaves(tree):
+        for axis, size in zip(leaf.axes, leaf.array.shape, strict=False):
+            if axis not in (LAYERS, PAST):
+                found.setdefault(axis, size)
+    return found
+
+
+def dimension(tree: Any) -> int | None:
+    """d of a method; None if it works for every d (its matrices are multiples of the identity)."""
+    known = sizes(tree)
+    return known.get("d", known["rows"] - 1 if "rows" in known else None)
+
+
+def check_layers(tree: Any, depth: int) -> None:
+    """Every array that has an entry per layer must have enough of them."""
+    for leaf in leaves(tree):
+        for axis, size in zip(leaf.axes, leaf.array.shape, strict=False):
+            if axis in (LAYERS, PAST) and size < depth:
+                name = leaf.name.rpartition(".")[2]
+                raise InputError(
+                    f"the method has {depth} layers, but {name} has entries for {size}: give one entry per "
+                    "layer, or fewer layers."
+                )
+
+
+def cut(tree: Any, depth: int) -> Any:
+    """The arrays of the first `depth` layers."""
+
+    def one(leaf: Leaf) -> Any:
+        index = tuple(slice(depth) if axis in (LAYERS, PAST) else slice(None) for axis in leaf.axes)
+        return leaf.array[index] if any(axis in (LAYERS, PAST) for axis in leaf.axes) else leaf.array
+
+    return replaced(tree, [one(leaf) for leaf in leaves(tree)])
+
+
+def replaced(tree: Any, arrays: list[Any]) -> Any:
+    """The same tree with other arrays."""
+    flat, structure = jax.tree.flatten(tree)
+    given = iter(arrays)
+    return jax.tree.unflatten(structure, [next(given) if eqx.is_array(leaf) else leaf for leaf in flat])
+
+
+def by_layer(tree: Any, depth: int) -> tuple[list[Any], Callable[[list[Any]], Any]]:
+    """What differs from layer to layer, with layers on the leading axis; and the way back: from one
+    layer's arrays to the method as that layer sees it."""
+    known = leaves(tree)
+    places = [leaf.axis(LAYERS) for leaf in known]
+    stacked = [
+        jnp.moveaxis(leaf.array, at, 0)[:depth]
+        for leaf, at in zip(known, places, strict=True)
+        if at is not None
+    ]
+
+    def here(arrays: list[Any]) -> Any:
+        own = iter(arrays)
+        return replaced(
+            tree, [leaf.array if at is None else next(own) for leaf, at in zip(known, places, strict=True)]
+        )
+
+    return stacked, here
+
+
+def at_layer(tree: Any, layer: int) -> Any:
+    """The method, or a part of it, as one layer sees it."""
+    arrays = []
+    for leaf in leaves(tree):
+        at = leaf.axis(LAYERS)
+        arrays.append(leaf.array if at is None else leaf.array[(slice(None),) * at + (layer,)])
+    return replaced(tree, arrays)

@@ -1,0 +1,96 @@
+"""lfom.run: any method on one prompt or a batch, every step kept, in the cheapest view that it has."""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float
+
+from lfom.core import checks
+from lfom.core.arrays import PROMPTS_LAST
+from lfom.core.methods import Algorithm
+from lfom.core.parameters import check_layers, leaves, replaced
+from lfom.core.problems import Examples, IterateProblem, Quadratic, Tokens
+from lfom.core.states import BOTH
+from lfom.core.unroll import unroll
+from lfom.prompts.prompt import Prompt, checked
+
+
+class Trajectory(eqx.Module):
+    """What `run` returns: predictions after 0, 1, ..., depth steps, and w where it exists.
+
+    Steps lead: predictions (depth+1, *prompts), weights (depth+1, *prompts, d).
+    """
+
+    predictions: Float[Array, "steps *prompts"]
+    weights: Float[Array, "steps *prompts d"] | None
+    view: str = eqx.field(static=True)
+
+
+def run(algorithm: Algorithm, prompt: Prompt, *, view: str | None = None) -> Trajectory:
+    """Run a method on one prompt, or on a batch of them, and keep every step.
+
+    The view is the library's choice: iterates where they exist, tokens otherwise. Pass
+    view="tokens" or view="iterates" to insist.
+
+    >>> from lfom import LinearRegression, gradient_descent
+    >>> prompts = LinearRegression([1.0, 0.5], context=6).prompts(jax.random.key(0), 3)
+    >>> run(gradient_descent(0.5, steps=4), prompts).predictions.shape
+    (5, 3)
+    """
+    checks.count("depth", algorithm.depth)
+    check_layers(algorithm, algorithm.depth)
+    if view is not None:
+        checks.known("view", view, BOTH)
+    elif not algorithm.views:
+        view = "iterates"  # says why not
+    return RUNNERS[view or algorithm.views[0]](algorithm, checked(prompt))
+
+
+def iterate_problem(prompt: Prompt, algorithm: Algorithm) -> IterateProblem:
+    """The cheaper of the Gram matrix (n d^2 once) and the examples (2 n d per step)."""
+    d = prompt.X.shape[-1]
+    if algorithm.moves_covariates or 2 * algorithm.depth >= d:
+        return Quadratic.of(prompt)
+    return Examples(prompt.X, prompt.y)
+
+
+def _each(one: Callable[[Algorithm, Prompt], Array], algorithm: Algorithm, prompt: Prompt) -> Array:
+    """one(algorithm, prompt) for a prompt or each of a batch; steps lead. Values that every prompt has of
+    its own, such as gates, go with their prompt."""
+    if not prompt.batched:
+        return one(algorithm, prompt)
+    known = leaves(algorithm)
+    axes = [-1 if leaf.per_prompt else None for leaf in known]
+
+    def single(arrays: list[Any], prompt: Prompt) -> Array:
+        return one(replaced(algorithm, arrays), prompt)
+
+    return jax.vmap(single, in_axes=(axes, 0), out_axes=1)([leaf.array for leaf in known], prompt)
+
+
+@eqx.filter_jit
+def _on_tokens(algorithm: Algorithm, prompt: Prompt) -> Trajectory:
+    def one(algorithm: Algorithm, single: Prompt) -> Array:
+        return unroll(algorithm, Tokens.of(single))
+
+    return Trajectory(_each(one, algorithm, prompt), None, "tokens")
+
+
+@eqx.filter_jit
+def _on_iterates(algorithm: Algorithm, prompt: Prompt) -> Trajectory:
+    if prompt.batched and prompt.X.shape[-1] <= PROMPTS_LAST:  # prompts last: see lfom.core.arrays
+        w = jnp.moveaxis(unroll(algorithm, Quadratic.of(prompt)), 1, -1)
+    else:
+
+        def one(algorithm: Algorithm, single: Prompt) -> Array:
+            return unroll(algorithm, iterate_problem(single, algorithm))
+
+        w = _each(one, algorithm, prompt)
+    return Trajectory(jnp.sum(w * prompt.query, axis=-1), w, "iterates")
+
+
+RUNNERS = {"tokens": _on_tokens, "iterates": _on_iterates}
