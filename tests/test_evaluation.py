@@ -11,7 +11,7 @@ import pytest
 from lfom import LinearRegression, conjugate_gradient, evaluate, gradient_descent, memformer, nesterov
 from lfom.core.checks import InputError
 from lfom.core.problems import Quadratic
-from lfom.core.trees import stack
+from lfom.core.runs import stack
 from lfom.core.unroll import losses
 from lfom.limits.optimum import exact_optimum, with_preconditioner
 from lfom.methods.classical import preconditioned_gradient_descent

@@ -12,7 +12,7 @@ from lfom import Adam, LeastSquares, LinearRegression, PerRun, conjugate_gradien
 from lfom.core.checks import InputError
 from lfom.core.memories import Bank, Conjugate, Forget, Register
 from lfom.core.problems import Quadratic
-from lfom.core.trees import stack
+from lfom.core.runs import stack
 from lfom.core.unroll import last_residual
 from lfom.limits.optimum import exact_optimum, with_preconditioner
 from lfom.training.adam import clip_groups

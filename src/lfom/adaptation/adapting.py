@@ -19,19 +19,28 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from lfom.adaptation.held_out import asked_tokens, context_error, fold_size, folds_in_turn, hold_out
+from lfom.adaptation.held_out import (
+    asked_tokens,
+    context_error,
+    context_error_on_tokens,
+    fold_size,
+    folds_in_turn,
+    hold_out,
+    hold_out_tokens,
+)
 from lfom.adaptation.per_prompt import STEPS, PerPrompt, no_gates, with_gates
-from lfom.adaptation.shared import Budget, build, chunked, fit_shared, total_losses, vector_of
+from lfom.adaptation.shared import Budget, chunked, fit_shared, total_losses
 from lfom.core import checks
 from lfom.core.checks import InputError
-from lfom.core.methods import Algorithm, Mixture
-from lfom.core.preconditioners import Full, One, Shared
-from lfom.core.problems import Quadratic
+from lfom.core.methods import Mixture
+from lfom.core.parameters import dimension, leaves
+from lfom.core.parameters import kinds as kinds_of
+from lfom.core.problems import Problem, Quadratic, Tokens
+from lfom.core.runs import PerRun, by_run, common_runs
 from lfom.core.threads import in_threads
-from lfom.core.trees import stack, take
-from lfom.prompts.prompt import Prompt, prompt_from_arrays
-from lfom.training.evaluation import PerRun
-from lfom.training.parameters import KINDS, parameters
+from lfom.prompts.prompt import Prompt, checked
+from lfom.training.parameters import from_vector, known_kinds, vector_of
+from lfom.training.sources import OF_PROMPT
 
 SETTINGS = ("labelled", "label-free", "per prompt")
 SHARED_STEPS = 20
@@ -80,8 +89,8 @@ class Adaptation:
 
 
 def adapt(
-    model: Algorithm | PerRun,
-    prompts: Prompt,
+    model: Any,
+    prompts: Any,
     *,
     setting: str = "label-free",
     train: Sequence[str] = ("gates",),
@@ -92,8 +101,8 @@ def adapt(
 ) -> Adaptation:
     """Fit a trained model to new prompts.
 
-    model: a mixture of experts, or any trained model if gates are not adapted; PerRun for one model
-    per run. prompts: a batch; with PerRun, runs lead on every array. setting: "labelled" reads the
+    model: a mixture of experts, or any trained model if gates are not adapted. prompts: one, or a batch.
+    Both may be one per run (PerRun or a list); a single one is for all runs. setting: "labelled" reads the
     targets of the queries, "label-free" and "per prompt" read contexts alone. train: the kinds of
     parameters that are fitted (gates, coefficients, A, B); per prompt only gates. folds: how many
     parts of the context are held out in turn. steps, seconds: the budget. watch: called after every
@@ -108,8 +117,9 @@ def adapt(
     """
     checks.known("setting", setting, SETTINGS)
     kinds = (train,) if isinstance(train, str) else tuple(train)
-    models = _models(model)
-    X, y, query, target = _arrays(prompts, runs=len(models) if isinstance(model, PerRun) else None)
+    runs = common_runs(model=model, prompts=prompts)
+    models = _of_each_run(model, runs)
+    X, y, query, target = _arrays(_of_each_run(prompts, runs))
     _fits_dimension(models[0], X.shape[-1])
     _has_kinds(models[0], kinds, setting)
     if seconds is not None:
@@ -125,7 +135,20 @@ def adapt(
         budget = Budget(SHARED_STEPS if steps is None else checks.count("steps", steps), seconds)
         labels = (query, target) if setting == "labelled" else None
         found = _shared(models, X, y, labels, kinds, folds, budget, watch)
-    return _result(model, prompts, found, setting, kinds)
+    adapted: Any = (
+        found.models[0] if by_run(model) is None and by_run(prompts) is None else PerRun(found.models)
+    )
+    if setting == "per prompt" and _single(prompts):  # no axis of prompts
+        adapted = with_gates(adapted, adapted.gates[..., 0])
+    return Adaptation(
+        adapted, setting, kinds, X.shape[1], found.before, found.after, found.kept, found.steps, found.seconds,
+        found.history,
+    )  # fmt: skip
+
+
+def _single(prompts: Any) -> bool:
+    """Whether this is one prompt alone."""
+    return by_run(prompts) is None and not prompts.batched
 
 
 @dataclass(frozen=True)
@@ -139,28 +162,36 @@ class _Found:
     history: tuple[dict[str, Any], ...] = ()
 
 
-def _result(model: Any, prompts: Prompt, found: _Found, setting: str, kinds: tuple[str, ...]) -> Adaptation:
-    adapted: Any = PerRun(stack(found.models)) if isinstance(model, PerRun) else found.models[0]
-    if setting == "per prompt" and prompts.X.ndim == 2:  # one prompt alone: no axis of prompts
-        adapted = with_gates(adapted, adapted.gates[..., 0])
-    count = int(np.prod(prompts.X.shape[:-2], dtype=int)) // len(found.models)
-    return Adaptation(
-        adapted, setting, kinds, count, found.before, found.after, found.kept, found.steps, found.seconds,
-        found.history,
-    )  # fmt: skip
-
-
 @eqx.filter_jit
 def _adapt_prompts(model: Mixture, X: Any, y: Any, size: int, steps: int) -> tuple[Array, ...]:
     """Gates (heads, ..., prompts), and the held-out context errors before and after, of each prompt."""
     X, y = jnp.moveaxis(X, 0, -1), jnp.moveaxis(y, 0, -1)
     n = X.shape[0]
     gram, moment = jnp.sum(X[:, :, None] * X[:, None], axis=0) / n, jnp.sum(X * y[:, None], axis=0) / n
-    adapted = PerPrompt(model, steps).adapted(Quadratic(gram, moment, gram[:1], moment[:1]))
+    adapted = PerPrompt(model, steps).adapted(Quadratic(gram, moment))
     before, after = context_error(model, X, y, size), context_error(adapted, X, y, size)
-    own = jnp.broadcast_to(model.gates[..., None], adapted.gates.shape)
+    return _kept(model, adapted.gates, before, after)
+
+
+@eqx.filter_jit
+def _adapt_on_tokens(model: Mixture, X: Any, y: Any, size: int, steps: int) -> tuple[Array, ...]:
+    """The same for what only reads tokens, prompt by prompt."""
+
+    def one(X: Array, y: Array) -> tuple[Array, Array, Array]:
+        adapted = PerPrompt(model, steps).adapted(
+            Tokens.of(Prompt(X, y, X[0], y[0]))
+        )  # the query is not asked
+        before = context_error_on_tokens(model, X, y, size)
+        return adapted.gates, before, context_error_on_tokens(adapted, X, y, size)
+
+    return _kept(model, *jax.vmap(one, out_axes=-1)(X, y))
+
+
+def _kept(model: Mixture, gates: Array, before: Array, after: Array) -> tuple[Array, ...]:
+    """Gates that made the held-out error no worse, and the model's own elsewhere."""
+    own = jnp.broadcast_to(model.gates[..., None], gates.shape)
     better = ~(after > before) & jnp.isfinite(after)
-    return jnp.where(better, adapted.gates, own), before, jnp.where(better, after, before), better
+    return jnp.where(better, gates, own), before, jnp.where(better, after, before), better
 
 
 def _per_prompt(models: list[Mixture], X: np.ndarray, y: np.ndarray, folds: int | None, steps: int) -> _Found:
@@ -177,7 +208,8 @@ def _per_prompt(models: list[Mixture], X: np.ndarray, y: np.ndarray, folds: int 
 
     def one(part: tuple[int, slice]) -> Any:
         run, chosen = part
-        found = _adapt_prompts(models[run], X[run, chosen], y[run, chosen], size, steps)
+        work = {"iterates": _adapt_prompts, "tokens": _adapt_on_tokens}[models[run].views[0]]
+        found = work(models[run], X[run, chosen], y[run, chosen], size, steps)
         return [np.asarray(values) for values in found]
 
     found = [one(parts[0])] if len(parts) == 1 else list(in_threads(one, parts))
@@ -204,18 +236,29 @@ def _fold(X: Any, y: Any, size: int, chosen: Any) -> Quadratic:
     return jax.vmap(one)(X, y)
 
 
-def _folded(X: np.ndarray, y: np.ndarray, size: int) -> tuple[Quadratic, int]:
-    """Folds of the prompts of every run, prompts and folds on one trailing axis; and how many labels
-    they ask for."""
+@eqx.filter_jit
+def _fold_tokens(X: Any, y: Any, positions: Any) -> Tokens:
+    def one(X: Array, y: Array) -> Tokens:
+        parts = jax.vmap(hold_out_tokens)(X, y, positions)
+        return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), parts)
+
+    return jax.vmap(one)(X, y)
+
+
+def _folded(view: str, X: np.ndarray, y: np.ndarray, size: int) -> tuple[Problem, int]:
+    """Folds of the prompts of every run, prompts and folds on one axis; and how many labels they ask for."""
     prompts, n = X.shape[1:3]
     chosen = folds_in_turn(prompts, n, size)
-    return _fold(X, y, size, chosen), asked_tokens(prompts, n, size, chosen)
+    if view == "iterates":
+        return _fold(X, y, size, chosen), asked_tokens(prompts, n, size, chosen)
+    each = np.arange(-(-n // size))[:, None] if chosen is None else chosen
+    positions = np.broadcast_to(each * size, (len(each), prompts)).T
+    return _fold_tokens(X, y, positions), positions.size
 
 
 @eqx.filter_jit
-def _asked(X: Any, y: Any, query: Any, target: Any) -> Quadratic:
-    batch = Prompt(X, y, query, target)
-    return jax.vmap(jax.vmap(Quadratic.of, out_axes=-1))(batch)
+def _asked(view: str, X: Any, y: Any, query: Any, target: Any) -> Problem:
+    return jax.vmap(OF_PROMPT[view])(Prompt(X, y, query, target))
 
 
 def _shared(
@@ -229,22 +272,22 @@ def _shared(
     watch: Callable[[int, float], None] | None,
 ) -> _Found:
     begun = time.perf_counter()
-    n, prompts, template = X.shape[-2], X.shape[1], models[0]
+    n, prompts, template, view = X.shape[-2], X.shape[1], models[0], models[0].views[0]
     few = ENOUGH <= prompts < MANY * _trained(template, kinds)
     fitted = prompts - round(JUDGED * prompts) if few else prompts
     fit_on, judge_on = slice(0, fitted), slice(fitted if few else 0, prompts)
     judging, contexts, tokens = None, None, 1
     if labels is None:
         size = fold_size(n, folds)
-        contexts, tokens = _folded(X[:, judge_on], y[:, judge_on], size)
+        contexts, tokens = _folded(view, X[:, judge_on], y[:, judge_on], size)
         judging = contexts if few else None
-        sets = _folded(X[:, fit_on], y[:, fit_on], size)[0] if few else contexts
+        sets = _folded(view, X[:, fit_on], y[:, fit_on], size)[0] if few else contexts
     else:
         given = (X, y, *labels)
-        sets = _asked(*(array[:, fit_on] for array in given))
-        judging = _asked(*(array[:, judge_on] for array in given)) if few else None
+        sets = _asked(view, *(array[:, fit_on] for array in given))
+        judging = _asked(view, *(array[:, judge_on] for array in given)) if few else None
         if n > 1:
-            contexts, tokens = _folded(X[:, judge_on], y[:, judge_on], fold_size(n, folds))
+            contexts, tokens = _folded(view, X[:, judge_on], y[:, judge_on], fold_size(n, folds))
     start = np.stack([vector_of(one) for one in models])
     judge = None if judging is None else chunked(judging)
     found = fit_shared(template, kinds, start, chunked(sets), judge, budget, watch)
@@ -258,7 +301,7 @@ def _shared(
         before, after = errors[:, 0], np.where(kept, errors[:, 1], errors[:, 0])
     chosen = np.where(kept[:, None], found.vectors, start)
     return _Found(
-        [build(template, vector) for vector in chosen],
+        [from_vector(template, vector) for vector in chosen],
         before,
         after,
         kept.astype(float),
@@ -269,35 +312,22 @@ def _shared(
 
 
 def _trained(model: Any, kinds: tuple[str, ...]) -> int:
-    """How many numbers are fitted."""
-    return model.gates.size if set(kinds) == {"gates"} else parameters(model, kinds).size
+    """How many numbers are fitted, or chosen."""
+    return sum(leaf.array.size for leaf in leaves(model) if leaf.kind in kinds)
 
 
-def _models(model: Algorithm | PerRun) -> list[Any]:
-    if not isinstance(model, PerRun):
-        return [model]
-    runs = jax.tree.leaves(eqx.filter(model.method, eqx.is_array))[0].shape[0]
-    return [take(model.method, run) for run in range(runs)]
+def _of_each_run(thing: Any, runs: int) -> list[Any]:
+    each = by_run(thing)
+    return [thing] * runs if each is None else each.each()
 
 
-def _arrays(prompts: Prompt, runs: int | None) -> tuple[np.ndarray, ...]:
+def _arrays(prompts: list[Prompt]) -> tuple[np.ndarray, ...]:
     """The checked fields with axes of runs and prompts: X (runs, prompts, n, d), and so on."""
-    fields = (prompts.X, prompts.y, prompts.query, prompts.target)
-    lead = prompts.X.shape[:-2]
-    if runs is not None and (len(lead) != 2 or lead[0] != runs):
-        raise InputError(
-            f"X has shape {prompts.X.shape} for {runs} models: with PerRun pass (runs, prompts, n, d)."
-        )
-    if runs is None and len(lead) > 1:
-        raise InputError(
-            f"X has shape {prompts.X.shape}: one model takes (prompts, n, d) or (n, d); for several runs "
-            "wrap their models in lfom.PerRun."
-        )
-    inner = [a.shape[len(lead) :] for a in fields]
-    flat = prompt_from_arrays(*(a.reshape(-1, *own) for a, own in zip(fields, inner, strict=True)))
-    lead = lead if runs is not None else (1, lead[0] if lead else 1)
-    whole = (np.asarray(a) for a in (flat.X, flat.y, flat.query, flat.target))
-    X, y, query, target = (a.reshape(*lead, *own) for a, own in zip(whole, inner, strict=True))
+    whole = [checked(one) for one in prompts]
+    whole = [one if one.batched else jax.tree.map(lambda a: a[None], one) for one in whole]
+    X, y, query, target = (
+        np.stack([np.asarray(getattr(one, name)) for one in whole]) for name in ("X", "y", "query", "target")
+    )
     return X, y, query, target
 
 
@@ -310,21 +340,9 @@ def _fits_dimension(model: Any, d: int) -> None:
         )
 
 
-def dimension(model: Any) -> int | None:
-    """d of a model, None if it works for every d (its matrices are multiples of the identity)."""
-    is_matrix = lambda node: isinstance(node, Full | One | Shared)  # noqa: E731
-    for node in jax.tree.leaves(model, is_leaf=is_matrix):
-        if isinstance(node, Full):
-            return node.matrices.shape[1]
-        if isinstance(node, One | Shared):
-            return node.half.shape[0]
-    return None
-
-
 def _has_kinds(model: Any, kinds: tuple[str, ...], setting: str) -> None:
-    for kind in kinds:
-        checks.known("parameter kind", kind, KINDS)
-    if "gates" in kinds and not isinstance(model, Mixture):
+    known_kinds(model, kinds)
+    if "gates" in kinds and "gates" not in kinds_of(model):
         raise InputError(no_gates(model))
     if setting == "per prompt" and set(kinds) != {"gates"}:
         raise InputError(

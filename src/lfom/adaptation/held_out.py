@@ -5,6 +5,7 @@ is a downdate: the Gram matrix of the others is (n G - x x^T) / (n - 1), with se
 once their sum. No query's label is ever read.
 """
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -12,8 +13,9 @@ from jaxtyping import Float, Int
 
 from lfom.core.checks import InputError, count
 from lfom.core.methods import Algorithm
-from lfom.core.problems import Quadratic
+from lfom.core.problems import Quadratic, Tokens
 from lfom.core.unroll import last_residual
+from lfom.prompts.prompt import Prompt
 
 MOST_ASKED = 8_000  # folds of all prompts together; more prompts ask for fewer folds each
 MOST_FOLDS = 20  # one token at a time up to this many; more tokens are held out several at once
@@ -84,9 +86,31 @@ def hold_out(
     )
 
 
+def hold_out_tokens(
+    X: Float[Array, "n d"], y: Float[Array, " n"], positions: Int[Array, " each"] | np.ndarray
+) -> Tokens:
+    """For what reads tokens: the prompt once for each of these tokens, which is its query then. One token is
+    held out at a time, since a prompt has one query."""
+    n = X.shape[0]
+
+    def one(position: Array) -> Tokens:
+        others = jnp.arange(n - 1)
+        others = jnp.where(others < position, others, others + 1)
+        return Tokens.of(Prompt(X[others], y[others], X[position], y[position]))
+
+    return jax.vmap(one)(jnp.asarray(positions))
+
+
 def context_error(
     model: Algorithm, X: Float[Array, "n d *prompts"], y: Float[Array, "n *prompts"], size: int
 ) -> Float[Array, "*prompts"]:
     """The mean squared error of the held-out context labels, prompt by prompt."""
     residual = last_residual(model, hold_out(X, y, size))
     return jnp.sum(residual**2, axis=(0, 1)) / X.shape[0]
+
+
+def context_error_on_tokens(
+    model: Algorithm, X: Float[Array, "n d"], y: Float[Array, " n"], size: int
+) -> Float[Array, ""]:
+    """The same for what reads tokens, of one prompt: one token of every fold is held out."""
+    return jnp.mean(last_residual(model, hold_out_tokens(X, y, np.arange(0, X.shape[0], size))) ** 2)

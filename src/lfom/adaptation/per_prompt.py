@@ -22,12 +22,12 @@ from lfom.core import checks
 from lfom.core.arrays import PROMPTS_LAST, pad_axes, transpose
 from lfom.core.checks import InputError
 from lfom.core.methods import Algorithm, Mixture
-from lfom.core.problems import Examples, Problem, Quadratic, Tokens
+from lfom.core.parameters import kinds
+from lfom.core.problems import Problem, Quadratic, Tokens
 from lfom.core.unroll import last_residual
 
 STEPS = 4
 FIRST_DAMPING = 1e-2  # relative to the diagonal; a tenth after a step that helped, tenfold otherwise
-LOGIT = 4.0  # where softmax gates start for a single expert: near the corner, and still movable
 
 
 class PerPrompt(Algorithm):
@@ -47,13 +47,17 @@ class PerPrompt(Algorithm):
     steps: int = eqx.field(static=True, default=STEPS)
 
     def __check_init__(self) -> None:
-        if not isinstance(self.model, Mixture):
+        if "gates" not in kinds(self.model):
             raise InputError(no_gates(self.model))
         checks.count("steps", self.steps, 0)
 
     @property
     def depth(self) -> int:
         return self.model.depth
+
+    @property
+    def views(self) -> tuple[str, ...]:
+        return self.model.views
 
     @property
     def splits(self) -> bool:
@@ -63,20 +67,22 @@ class PerPrompt(Algorithm):
     def moves_covariates(self) -> bool:
         return self.model.moves_covariates
 
-    def start(self) -> None:
-        return None
+    def prepared(self, problem: Problem) -> Algorithm:
+        return self.adapted(problem).prepared(problem)
 
-    def step(self, state: Any, past: Any, problem: Problem, layer: int) -> tuple[Any, Any]:
-        if layer == 0:
-            model = self.adapted(as_quadratic(problem))
-            past = (model, model.start())
-        model, inner = past
-        step, inner = model.step(state, inner, problem, layer)
-        return step, (model, inner)
+    def start(self, state: Any, problem: Problem, room: int | None) -> Any:
+        return self.model.start(state, problem, room)
 
-    def adapted(self, quadratics: Quadratic) -> Mixture:
+    def step(self, state: Any, past: Any, problem: Problem, layer: Array | int) -> tuple[Any, Any]:
+        return self.model.step(state, past, problem, layer)
+
+    def truncated(self, depth: int) -> "PerPrompt":
+        return PerPrompt(self.model.truncated(depth), self.steps)
+
+    def adapted(self, problem: Problem) -> Mixture:
         """The mixture with gates for each of these prompts, on a trailing axis."""
-        return with_gates(self.model, gates_for(self.model, context_question(quadratics), self.steps))
+        question = QUESTIONS[self.model.views[0]](problem)
+        return with_gates(self.model, gates_for(self.model, question, self.steps))
 
 
 def no_gates(model: Any) -> str:
@@ -90,25 +96,19 @@ def with_gates(model: Mixture, gates: Any) -> Mixture:
     return eqx.tree_at(lambda m: m.gates, model, gates)
 
 
-def as_quadratic(problem: Problem) -> Quadratic:
-    """The prompt's Gram matrix and moment, whatever view it is in; nothing is asked."""
-    if isinstance(problem, Quadratic):
-        return problem
-    if isinstance(problem, Examples):
-        X, y = problem.X, problem.y
-    elif isinstance(problem, Tokens):
-        X, y = problem.Z_0[:-1, :-1].T, problem.Z_0[-1, :-1]
-    else:
-        raise InputError(f"gates per prompt need a quadratic, and {type(problem).__name__} is none.")
-    n, d = X.shape
-    return Quadratic(X.T @ X / n, X.T @ y / n, jnp.zeros((1, d), X.dtype), jnp.zeros(1, X.dtype))
-
-
-def context_question(quadratics: Quadratic) -> Quadratic:
+def context_question(problem: Problem) -> Quadratic:
     """The same prompts, asked how well w fits their context: |probe w - target|^2 is twice the
     context's loss above its minimum."""
+    quadratics = problem.as_quadratic()
     root, target = _root(quadratics.gram, quadratics.moment)
     return Quadratic(quadratics.gram, quadratics.moment, transpose(root), target)
+
+
+def _context_tokens(problem: Any) -> Tokens:
+    return Tokens(problem.Z_0, asks_context=True)
+
+
+QUESTIONS: dict[str, Any] = {"iterates": context_question, "tokens": _context_tokens}
 
 
 def _root(gram: Array, moment: Array) -> tuple[Array, Array]:
@@ -128,25 +128,14 @@ def _root(gram: Array, moment: Array) -> tuple[Array, Array]:
     return jnp.stack(columns, axis=1), jnp.stack(found)
 
 
-def starts(model: Mixture) -> Float[Array, "starts heads ..."]:
-    """The model's own gates, and every expert alone; free gates also with steps a quarter as long,
-    since from where all experts diverge a few steps do not find back."""
-    heads, shape = len(model.heads), model.gates.shape
-    size = LOGIT if model.gating == "softmax" else 1.0
-    corners = pad_axes(size * jnp.eye(heads, dtype=model.gates.dtype), 1 + len(shape))
-    corners = jnp.broadcast_to(corners, (heads, *shape))
-    shorter = [corners / 4] if model.gating == "free" else []
-    return jnp.concatenate([model.gates[None], corners, *shorter])
-
-
-def gates_for(model: Mixture, question: Quadratic, steps: Any) -> Array:
+def gates_for(model: Mixture, question: Problem, steps: Any) -> Array:
     """Gates (heads, ..., *prompts) that make |residual|^2 of the question small, prompt by prompt.
 
     steps: a whole number, or an array of one, which is not compiled in."""
     if model.per_prompt:
         raise InputError("the model has gates per prompt already: adapt the one that it came from.")
-    prompts = question.moment.shape[1:]
-    options = starts(model)
+    prompts = jax.eval_shape(lambda: last_residual(model, question)).shape[1:]
+    options = model.gate_starts()
 
     def error(gates: Array) -> Array:
         squares = jnp.sum(last_residual(with_gates(model, gates), question) ** 2, axis=0)

@@ -15,17 +15,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from lfom.adaptation.per_prompt import starts, with_gates
-from lfom.core.methods import Mixture
-from lfom.core.problems import Quadratic
+from lfom.core.methods import Algorithm
+from lfom.core.problems import Problem
 from lfom.core.threads import in_threads
 from lfom.core.unroll import last_residual
 from lfom.training.direct import damped_steps, normal_equations
-from lfom.training.parameters import Parameters, parameters
+from lfom.training.parameters import frees, from_vector, parameters, vector_of
 
 DAMPING = (1e-6, 1e-3, 1e-1, 1.0)  # steps tried, relative to diag(J^T J)
 GAIN = 1e-4  # a relative gain below this in every run ends the adaptation
-_starts = eqx.filter_jit(starts)
 CHUNK = 4_096  # prompts, or folds of prompts, at a time
 
 
@@ -46,20 +44,23 @@ class Spent:
     history: tuple[dict[str, Any], ...]
 
 
-Chunks = list[list[Quadratic]]  # of every run
+Chunks = list[list[Problem]]  # of every run
 
 
-def chunked(sets: Quadratic) -> Chunks:
-    """(runs, ..., prompts) cut into pieces, filled up with empty prompts to one of a few sizes: programs
+def chunked(sets: Problem) -> Chunks:
+    """(runs, ..., prompts), or (runs, prompts, ...) where prompts do not ride last, cut into pieces, filled up with empty prompts to one of a few sizes: programs
     that were compiled for other prompts serve these too."""
     whole = jax.tree.map(np.asarray, sets)
-    runs, *_, prompts = whole.moment.shape
+    axis = -1 if sets.prompts_last else 1
+    runs, prompts = (jax.tree.leaves(whole)[0].shape[at] for at in (0, axis))
     size = min(CHUNK, max(64, 1 << (prompts - 1).bit_length()))
 
-    def piece(run: int, first: int) -> Quadratic:
+    def piece(run: int, first: int) -> Problem:
         def cut(values: np.ndarray) -> Array:
-            part = values[run, ..., first : first + size]
-            return jnp.asarray(np.pad(part, [(0, 0)] * (part.ndim - 1) + [(0, size - part.shape[-1])]))
+            own = np.moveaxis(values[run], axis - 1 if axis > 0 else -1, 0)
+            part = own[first : first + size]
+            filled = np.pad(part, [(0, size - len(part))] + [(0, 0)] * (part.ndim - 1))
+            return jnp.asarray(np.moveaxis(filled, 0, axis - 1 if axis > 0 else -1))
 
         return jax.tree.map(cut, whole)
 
@@ -68,7 +69,7 @@ def chunked(sets: Quadratic) -> Chunks:
 
 @eqx.filter_jit
 def _equations(
-    model: Any, train: tuple[str, ...], vector: Array, chunk: Quadratic
+    model: Any, train: tuple[str, ...], vector: Array, chunk: Problem
 ) -> tuple[Array, Array, Array]:
     return normal_equations(parameters(model, train), vector, chunk, jnp.ones(model.depth))
 
@@ -78,7 +79,7 @@ def equations(
 ) -> tuple[np.ndarray, np.ndarray]:
     """J^T J (runs, p, p) and J^T r (runs, p) over all chunks."""
 
-    def one(job: tuple[np.ndarray, list[Quadratic]]) -> list[np.ndarray]:
+    def one(job: tuple[np.ndarray, list[Problem]]) -> list[np.ndarray]:
         vector, chunks = job
         parts = [jax.device_get(_equations(model, train, jnp.asarray(vector), chunk)) for chunk in chunks]
         return [sum(part[i].astype(np.float64) for part in parts) for i in range(2)]
@@ -88,14 +89,14 @@ def equations(
 
 
 @eqx.filter_jit
-def _total_loss(model: Any, vector: Array, chunk: Quadratic) -> Array:
-    return jnp.sum(last_residual(_all(model).build(vector), chunk) ** 2)
+def _total_loss(model: Any, vector: Array, chunk: Problem) -> Array:
+    return jnp.sum(last_residual(parameters(model).build(vector), chunk) ** 2)
 
 
 def total_losses(model: Any, candidates: np.ndarray, sets: Chunks) -> np.ndarray:
     """Sums of |residual|^2 (runs, candidates) over all chunks; not finite is infinity."""
 
-    def one(job: tuple[np.ndarray, list[Quadratic]]) -> list[float]:
+    def one(job: tuple[np.ndarray, list[Problem]]) -> list[float]:
         vectors, chunks = job
         return [
             sum(float(_total_loss(model, jnp.asarray(vector), chunk)) for chunk in chunks)
@@ -109,26 +110,6 @@ def total_losses(model: Any, candidates: np.ndarray, sets: Chunks) -> np.ndarray
 def _each(work: Callable[[Any], Any], jobs: list[Any]) -> list[Any]:
     """work(job) for every run; the first one alone, which compiles what the others use."""
     return [work(jobs[0]), *in_threads(work, jobs[1:])]
-
-
-def _all(model: Any) -> Parameters:
-    """The order of a model's numbers, none of them trained."""
-    size = sum(array.size for array in jax.tree.leaves(eqx.filter(model, eqx.is_array)))
-    return Parameters(model, np.zeros(size, bool), np.zeros(size, int))
-
-
-def vector_of(model: Any) -> np.ndarray:
-    """All numbers of a model, in the order of `Parameters`."""
-    return np.concatenate([np.ravel(array) for array in jax.tree.leaves(eqx.filter(model, eqx.is_array))])
-
-
-def build(model: Any, vector: np.ndarray) -> Any:
-    """The model with these numbers."""
-    arrays, static = eqx.partition(model, eqx.is_array)
-    leaves, structure = jax.tree.flatten(arrays)
-    parts = np.split(vector, np.cumsum([leaf.size for leaf in leaves])[:-1])
-    shaped = [jnp.asarray(part.reshape(leaf.shape)) for part, leaf in zip(parts, leaves, strict=True)]
-    return eqx.combine(jax.tree.unflatten(structure, shaped), static)
 
 
 def fit_shared(
@@ -147,11 +128,10 @@ def fit_shared(
     """
     begun = time.perf_counter()
     judging = sets if judging is None else judging
-    hard = isinstance(model, Mixture) and model.gating == "hard"
     candidates = vectors[:, None]
-    if isinstance(model, Mixture) and "gates" in train:
+    if "gates" in train:
         candidates = np.stack([_with_starts(model, vector) for vector in vectors])
-    known = None if hard and set(train) == {"gates"} else parameters(model, train)
+    known = parameters(model, train) if frees(model, train) else None  # hard gates are chosen, not fitted
     history: list[dict[str, Any]] = []
     loss: np.ndarray | None = None
     for step in range(budget.steps + 1):
@@ -178,6 +158,5 @@ def fit_shared(
     return Spent(vectors, len(history) - 1, tuple(history))
 
 
-def _with_starts(model: Mixture, vector: np.ndarray) -> np.ndarray:
-    own = build(model, vector)
-    return np.stack([vector_of(with_gates(own, gates)) for gates in np.asarray(_starts(own))])
+def _with_starts(model: Algorithm, vector: np.ndarray) -> np.ndarray:
+    return np.stack([vector_of(start) for start in from_vector(model, vector).starts()])

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from lfom.commands.progress import EvaluationProgress
 from lfom.core.checks import count
-from lfom.core.trees import stack
+from lfom.core.runs import stack
 from lfom.limits.optimum import Optimum, exact_optimum, sampled_optima, with_preconditioner
 from lfom.methods.classical import conjugate_gradient
 from lfom.prompts.distributions import LinearRegression

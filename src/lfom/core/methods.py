@@ -11,11 +11,14 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float
 
+from lfom.core.arrays import numpy_or_jax, on_host
 from lfom.core.memories import Memory
 from lfom.core.parameters import parameter, part
 from lfom.core.problems import Problem
 from lfom.core.readers import Reader
 from lfom.core.states import common
+
+LOGIT = 4.0  # where softmax gates start for a single expert: near the corner, and still movable
 
 
 class Algorithm(eqx.Module):
@@ -52,6 +55,10 @@ class Algorithm(eqx.Module):
     def truncated(self, depth: int) -> "Algorithm":
         """The first `depth` layers; its arrays stay as they are."""
 
+    def as_algorithm(self) -> "Algorithm":
+        """What is run to score it: itself."""
+        return self
+
     @property
     def is_polynomial(self) -> bool:
         """Whether its answers are polynomials in M H, M one symmetric matrix, with coefficients that are
@@ -73,6 +80,10 @@ class Algorithm(eqx.Module):
     def first_steps(self, depth: int) -> np.ndarray:
         """Step sizes to begin with, relative to one over the mean eigenvalue."""
         return np.ones(depth)
+
+    def starts(self) -> list["Algorithm"]:
+        """Where a fit of its gates to new prompts may begin; the first is as it is."""
+        return [self]
 
 
 class Method(Algorithm):
@@ -215,3 +226,18 @@ class Mixture(Algorithm):
 
     def first_steps(self, depth: int) -> np.ndarray:
         return self.heads[0].first_steps(depth)
+
+    def gate_starts(self) -> Float[Array, "starts heads ..."]:
+        """Its own gates, and every expert alone; free gates also with steps a quarter as long, since from
+        where all experts diverge a few steps do not find back."""
+        heads, shape, xp = len(self.heads), self.gates.shape, numpy_or_jax(on_host(self.gates))
+        size = LOGIT if self.gating == "softmax" else 1.0
+        units = (size * np.eye(heads, dtype=self.gates.dtype)).reshape(heads, heads, *(1,) * (len(shape) - 1))
+        corners = np.broadcast_to(units, (heads, *shape))
+        shorter = [corners / 4] if self.gating == "free" else []
+        return jnp.asarray(xp.concatenate([on_host(self.gates)[None], corners, *shorter]))
+
+    def starts(self) -> list[Algorithm]:
+        return [
+            dataclasses.replace(self, gates=jnp.asarray(gates)) for gates in np.asarray(self.gate_starts())
+        ]

@@ -8,7 +8,7 @@ problem's: prompts ride on the trailing axes of a `Quadratic`, and a batch of an
 
 import abc
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -22,7 +22,10 @@ from lfom.core.states import Direction, Iterate, Track
 
 
 class Problem(eqx.Module):
-    """What the loop, the readers and the memories ask of a problem."""
+    """What the loop, the readers and the memories ask of a problem. prompts_last: whether prompts ride on
+    trailing axes; parameters of each prompt's own may do so as well then."""
+
+    prompts_last: ClassVar[bool] = False
 
     @abc.abstractmethod
     def start(self, *, splits: bool, moves_covariates: bool) -> Any:
@@ -91,6 +94,7 @@ class Tokens(Problem):
 
     Z_0: Float[Array, "*prompts rows tokens"]
     target: Float[Array, "*prompts"] | None = None
+    asks_context: bool = eqx.field(static=True, default=False)  # answers are the context's own residuals
 
     @staticmethod
     def of(prompt: Any) -> "Tokens":
@@ -120,7 +124,7 @@ class Tokens(Problem):
         return jnp.mean(direction[-1, :-1] ** 2), direction
 
     def readout(self, state: Array) -> Array:
-        return -state[-1, -1]  # TF_L(Z_0), Section 2.1
+        return state[-1, :-1] if self.asks_context else -state[-1, -1]  # TF_L(Z_0), Section 2.1
 
     def unknowns(self) -> int:
         return self.Z_0.shape[-2] - 1
@@ -135,8 +139,10 @@ class Tokens(Problem):
         return Quadratic(*gram_of(self.Z_0[:-1, :-1].T, self.Z_0[-1, :-1]))
 
     def residual(self, answer: Array) -> Array:
-        """The prediction minus the target; one query per prompt."""
-        return (answer - self.target)[None]
+        """The prediction minus the target, one query per prompt; or the context's residuals over sqrt(n)."""
+        if self.asks_context:
+            return answer / answer.shape[0] ** 0.5
+        return super().residual(answer) if self.target is None else (answer - self.target)[None]
 
     def each(self, work: Callable[[Problem], Array]) -> Array:
         return work(self) if self.Z_0.ndim == 2 else jax.vmap(work, out_axes=-1)(self)
@@ -213,6 +219,8 @@ class Quadratic(IterateProblem):
     query averaged out exactly it is a root of E[x x^T] and the target is that root times w*.
     Prompts ride on trailing axes; a probe without them is shared by all.
     """
+
+    prompts_last = True
 
     gram: Float[Array, "d d *prompts"]
     moment: Float[Array, "d *prompts"]

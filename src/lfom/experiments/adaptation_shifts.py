@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lfom.adaptation.per_prompt import context_question, gates_for, with_gates
-from lfom.core.trees import take
+from lfom.core.runs import take
 from lfom.core.unroll import losses
 from lfom.experiments.drawn import drawn_once
 from lfom.experiments.shifted import (

@@ -38,10 +38,6 @@ class Drawn(Distribution):
     def dimension(self) -> int:
         return self.root.shape[-1]
 
-    @property
-    def spectrum(self) -> Array:
-        return self.mean  # what `fit` and `evaluate` count runs by
-
     def prompt(self, key: PRNGKeyArray) -> Prompt:
         """All `most` examples, of which the first `length` are the context."""
         return jax.tree.map(lambda a: a[0], self.prompts(key, 1))
@@ -119,10 +115,6 @@ class Rescaled(Distribution):
     @property
     def dimension(self) -> int:
         return self.random.dimension
-
-    @property
-    def spectrum(self) -> Array:
-        return self.random.spectrum
 
     def prompt(self, key: PRNGKeyArray) -> Prompt:
         plain, scaled = self.random.base.prompt(key), self.random.prompt(key)

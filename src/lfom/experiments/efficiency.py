@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from lfom.core.trees import take
+from lfom.core.runs import take
 from lfom.core.unroll import unroll
 from lfom.experiments.adaptive_methods import claim as adaptive_claim
 from lfom.experiments.workbench import DEPTHS, Claim, Outcome, Row, Workbench, verdict

@@ -10,7 +10,7 @@ import numpy as np
 
 from lfom.core.methods import Algorithm
 from lfom.core.problems import Quadratic
-from lfom.core.trees import concatenate, take
+from lfom.core.runs import concatenate, take
 from lfom.experiments.workbench import DEPTHS, Workbench, at_step
 from lfom.methods.classical import conjugate_gradient
 from lfom.prompts.distributions import LinearRegression

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lfom.core.problems import Quadratic
-from lfom.core.trees import take
+from lfom.core.runs import take
 from lfom.experiments.fixed_batches import asked, scores_on_sets
 from lfom.experiments.workbench import Workbench, at_step
 from lfom.methods.memformer import mixture

@@ -9,7 +9,7 @@ import numpy as np
 from jax import Array
 
 from lfom.adaptation import PerPrompt, adapt
-from lfom.core.trees import concatenate, stack
+from lfom.core.runs import concatenate, stack
 from lfom.experiments.fixed_batches import ROUNDING
 from lfom.experiments.gates import adaptation_prompts, fit_gates, on_adaptation_prompts, take_runs
 from lfom.experiments.workbench import CONTEXT, DEPTHS, MODELS, Row, Workbench, at_step, score_rows

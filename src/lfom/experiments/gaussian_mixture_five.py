@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lfom.adaptation import PerPrompt
-from lfom.core.trees import stack
+from lfom.core.runs import stack
 from lfom.experiments.drawn import Drawn
 from lfom.experiments.gaussian_mixture import MEANS, VARIANCES, WEIGHTS
 from lfom.experiments.ridge import PENALTIES, Ridge, best_penalty

@@ -11,7 +11,7 @@ from jax import Array
 
 from lfom.adaptation import PerPrompt
 from lfom.adaptation.per_prompt import STEPS, context_question
-from lfom.core.trees import stack
+from lfom.core.runs import stack
 from lfom.core.unroll import losses
 from lfom.experiments.adaptation_shifts import lower, text
 from lfom.experiments.shifted import (

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from lfom.core.trees import take
+from lfom.core.runs import take
 from lfom.experiments.workbench import (
     Claim,
     Outcome,

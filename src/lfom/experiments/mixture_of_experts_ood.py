@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from lfom.core.trees import concatenate
+from lfom.core.runs import concatenate
 from lfom.experiments.gates import (
     adaptation_prompts,
     fit_gates,

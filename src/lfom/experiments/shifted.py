@@ -13,8 +13,8 @@ import numpy as np
 
 from lfom.adaptation import PerPrompt, adapt
 from lfom.core.readers import Normalised
+from lfom.core.runs import concatenate, stack, take
 from lfom.core.threads import in_threads
-from lfom.core.trees import concatenate, stack, take
 from lfom.experiments.drawn import Drawn, Rescaled, drawn
 from lfom.experiments.ridge import PENALTIES, Ridge, best_penalty
 from lfom.experiments.workbench import CONTEXT, MODELS, Workbench

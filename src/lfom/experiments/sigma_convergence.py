@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lfom.core.trees import take
+from lfom.core.runs import take
 from lfom.experiments.workbench import Claim, Outcome, Row, Workbench, distance_to_identity, verdict
 from lfom.methods.memformer import linear_transformer
 from lfom.training import Adam, State, fit

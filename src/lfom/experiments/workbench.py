@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from lfom.core.runs import take
 from lfom.core.threads import in_threads
-from lfom.core.trees import take
 from lfom.limits.optimum import exact_optimum, sampled_optima
 from lfom.methods.classical import (
     APPENDIX_B,

@@ -21,24 +21,9 @@ from jax import Array
 from jaxtyping import Float
 
 from lfom.core.arrays import matvec
-from lfom.core.coefficients import Pair, Scalar
-from lfom.core.memories import Bank, Forget, Register
-from lfom.core.methods import Algorithm, Method
-from lfom.core.preconditioners import Identity, Scaled, Shared
+from lfom.core.methods import Algorithm
 from lfom.core.problems import Quadratic
-from lfom.core.readers import Gradient
 from lfom.core.unroll import unroll
-
-
-def has_shared_numbers(algorithm: Any) -> bool:
-    """Whether the answers are polynomials in M G, M one matrix, with coefficients that are numbers."""
-    if not isinstance(algorithm, Method) or not isinstance(algorithm.reader, Gradient):
-        return False
-    memory, reader = algorithm.memory, algorithm.reader
-    plain = isinstance(memory, Forget | Register) or (
-        isinstance(memory, Bank) and isinstance(memory.gamma, Scalar | Pair)
-    )
-    return plain and reader.B is None and isinstance(reader.A, Identity | Scaled | Shared)
 
 
 def factors(depth: int, dtype: Any) -> Array:
@@ -101,4 +86,4 @@ def coefficients(
     shift = shift_matrix(depth, h)
     moment = jnp.zeros(depth, shift.dtype).at[0].set(1)
     problem = Quadratic(shift, moment, jnp.eye(depth, dtype=shift.dtype), moment)
-    return jnp.stack(unroll(algorithm, problem, active))
+    return unroll(algorithm, problem, active)

@@ -21,7 +21,9 @@ from numpy.polynomial import Polynomial
 
 from lfom.core import checks
 from lfom.core.arrays import matvec
-from lfom.core.problems import Quadratic
+from lfom.core.methods import Algorithm
+from lfom.core.problems import Problem, Quadratic
+from lfom.core.states import Direction, Track
 from lfom.limits.krylov import moments
 from lfom.prompts.distributions import Distribution
 
@@ -44,6 +46,16 @@ class Optimum(eqx.Module):
     def depth(self) -> int:
         return len(self.polynomial) - 1
 
+    def as_algorithm(self) -> "Horner":
+        """What is run to score it. Its coefficients are filled up with zeros to a few lengths, so that optima
+        of several depths share a program."""
+        room = -(-self.depth // 4) * 4
+        numbers = -np.pad(np.asarray(self.polynomial[1:]), (0, room - self.depth))
+        A = self.preconditioner
+        if A is not None and A.ndim == 3:  # one per run; the polynomial is the same in every one
+            numbers = np.broadcast_to(numbers, (A.shape[0], room))
+        return Horner(jnp.asarray(numbers.astype(jax.dtypes.canonicalize_dtype(float))), A)
+
     @property
     def log_loss(self) -> float:
         return math.log(self.loss)
@@ -65,6 +77,39 @@ class Optimum(eqx.Module):
     def losses(self, quadratics: Quadratic) -> Array:
         """The loss of each given prompt, for a comparison on the same ones."""
         return jnp.sum(quadratics.residual(self.answer(quadratics)) ** 2, axis=0)
+
+
+class Horner(Algorithm):
+    """w = q(A G) A b in one step, by Horner's rule. coefficients: of q, ascending."""
+
+    coefficients: Float[Array, "... depth"]
+    preconditioner: Float[Array, "... d d"] | None
+
+    @property
+    def depth(self) -> int:
+        return 1
+
+    @property
+    def views(self) -> tuple[str, ...]:
+        return ("iterates",)
+
+    @property
+    def splits(self) -> bool:
+        return False
+
+    @property
+    def moves_covariates(self) -> bool:
+        return False
+
+    def start(self, state: Any, problem: Problem, room: int | None) -> None:
+        return None
+
+    def step(self, state: Any, past: None, problem: Problem, layer: Array | int) -> tuple[Direction, None]:
+        w = polynomial_answer(self.coefficients, self.preconditioner, problem.as_quadratic())
+        return Direction(Track(w)), None
+
+    def truncated(self, depth: int) -> "Horner":
+        return self
 
 
 def polynomial_answer(

@@ -52,10 +52,6 @@ class HeavyTailed(Distribution):
     def dimension(self) -> int:
         return self.base.dimension
 
-    @property
-    def spectrum(self) -> Array:
-        return self.base.spectrum
-
     def prompt(self, key: PRNGKeyArray) -> Prompt:
         base_key, scale_key = jax.random.split(key)
         plain = self.base.prompt(base_key)
@@ -68,7 +64,7 @@ class HeavyTailed(Distribution):
 
     def quadratics(self, key: PRNGKeyArray, count: int) -> Quadratic:
         """E[x x^T] is that of `base`, so the same root asks for all queries."""
-        found = jax.vmap(Quadratic.of, out_axes=-1)(prompts := self.prompts(key, count))
+        found = Quadratic.of(prompts := self.prompts(key, count))
         root = self.base.root
         return Quadratic(found.gram, found.moment, root, root @ jnp.asarray(prompts.weights).T)
 
@@ -96,10 +92,6 @@ class RandomScale(Distribution):
     @property
     def dimension(self) -> int:
         return self.base.dimension
-
-    @property
-    def spectrum(self) -> Array:
-        return self.base.spectrum  # type: ignore[attr-defined]
 
     def _scale(self, key: PRNGKeyArray, shape: tuple[int, ...]) -> Array:
         low, high = jnp.log(self.lowest), jnp.log(self.highest)
@@ -146,10 +138,6 @@ class AnyOf(Distribution):
     @property
     def dimension(self) -> int:
         return self.parts[0].dimension
-
-    @property
-    def spectrum(self) -> Array:
-        return self.parts[0].spectrum  # type: ignore[attr-defined]
 
     def prompt(self, key: PRNGKeyArray) -> Prompt:
         contexts = {jax.eval_shape(part.prompt, key).X.shape[0] for part in self.parts}

@@ -2,7 +2,8 @@
 matrix. All runs and depths step together in one compiled program."""
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -13,13 +14,14 @@ from jax import Array
 from jaxtyping import Float
 
 from lfom.core.methods import Algorithm
-from lfom.core.problems import Quadratic
+from lfom.core.problems import Problem
 from lfom.core.unroll import last_residual
 from lfom.training.parameters import Parameters
 from lfom.training.state import Phase, Setting, State
 
 
-class Adam(eqx.Module):
+@dataclass(frozen=True)
+class Adam:
     """The protocol; the defaults are those of the paper's text and NOTES 2.14.
 
     schedule: "constant", or "cosine" (down to zero over all steps).
@@ -31,6 +33,19 @@ class Adam(eqx.Module):
     learning_rate: float = 0.01
     clip: float = 0.01
     schedule: str = "constant"
+
+    # What a fit asks of a way to train (LeastSquares has the same).
+    needs_iterates: ClassVar[bool] = False
+    chunk: ClassVar[int] = 2_000
+    hold_out: ClassVar[float] = 0.0
+    every_matrix: ClassVar[bool | None] = None
+
+    def begins_anew(self, start: str) -> bool:
+        """Adam always begins from the model's own numbers."""
+        return False
+
+    def run(self, phase: Phase, setting: Setting, state: State) -> State:
+        return run_adam(phase, self, setting, state)
 
     def optimiser(self) -> optax.GradientTransformation:
         rate = self.learning_rate
@@ -46,20 +61,20 @@ def clip_groups(gradient: Float[Array, " p"], groups: np.ndarray, limit: float) 
     return gradient * factor[groups]
 
 
-def mean_loss(model: Algorithm, quadratics: Quadratic, active: Float[Array, " depth"]) -> Array:
-    residual = last_residual(model, quadratics, active)
+def mean_loss(model: Algorithm, prompts: Problem, active: Float[Array, " depth"]) -> Array:
+    residual = last_residual(model, prompts, active)
     return jnp.sum(residual**2) / residual.shape[-1]
 
 
 def make_block(parameters: Parameters, adam: Adam) -> Callable:
-    """block(vectors (runs, depths, all), state, actives (depths, L), quadratics of each run):
+    """block(vectors (runs, depths, all), state, actives (depths, L), prompts of each run):
     `resample` steps on one batch. Returns the new vectors and state, and the losses (runs,
     depths, 2) of the block's first and last step."""
     optimiser, index, groups = adam.optimiser(), parameters.index, parameters.groups
 
-    def one_model(vector: Array, state: Any, active: Array, quadratics: Quadratic) -> Any:
+    def one_model(vector: Array, state: Any, active: Array, prompts: Problem) -> Any:
         def loss_of(trained: Array) -> Array:
-            return mean_loss(parameters.assemble(vector, trained), quadratics, active)
+            return mean_loss(parameters.assemble(vector, trained), prompts, active)
 
         def step(carry: Any, _: None) -> Any:
             trained, state = carry
@@ -70,7 +85,7 @@ def make_block(parameters: Parameters, adam: Adam) -> Callable:
         (trained, state), losses = jax.lax.scan(step, (vector[index], state), None, length=adam.resample)
         return vector.at[index].set(trained), state, losses[jnp.array([0, -1])]
 
-    def block(vectors: Array, state: Any, actives: Array, quadratics: Quadratic) -> Any:
+    def block(vectors: Array, state: Any, actives: Array, prompts: Problem) -> Any:
         """All models as one batch axis: a vmapped axis of size 1 costs XLA's CPU compiler the layout
         with prompts last (measured 20 times slower), so such axes are taken away."""
         runs, depths = vectors.shape[:2]
@@ -78,7 +93,7 @@ def make_block(parameters: Parameters, adam: Adam) -> Callable:
         per_model = (
             *flat,
             jnp.tile(actives, (runs, 1)),
-            quadratics if depths == 1 else jax.tree.map(lambda a: jnp.repeat(a, depths, axis=0), quadratics),
+            prompts if depths == 1 else jax.tree.map(lambda a: jnp.repeat(a, depths, axis=0), prompts),
         )
         if runs * depths == 1:
             found = one_model(*jax.tree.map(lambda a: a[0], per_model))
@@ -91,7 +106,7 @@ def make_block(parameters: Parameters, adam: Adam) -> Callable:
 
 
 @eqx.filter_jit
-def _batches(source: Any, keys: Array, size: int) -> Quadratic:
+def _batches(source: Any, keys: Array, size: int) -> Problem:
     """One batch per run."""
     return jax.vmap(lambda one, key: source.batch(one, key, size))(source.arrays, keys)
 

@@ -15,13 +15,12 @@ from jax import Array
 
 from lfom.core import checks
 from lfom.core.methods import Method
-from lfom.core.trees import stack
+from lfom.core.runs import stack
 from lfom.methods.memformer import memformer
 from lfom.prompts.distributions import LinearRegression, haar_rotation
 from lfom.training.adam import Adam
-from lfom.training.fitting import LEAST_SQUARES_UP_TO, plan
+from lfom.training.fitting import plan
 from lfom.training.least_squares import LeastSquares
-from lfom.training.parameters import parameters
 from lfom.training.state import Phase
 
 OPTIMISERS = {"least-squares": LeastSquares, "adam": Adam}
@@ -90,12 +89,6 @@ class Configuration:
         value = _tuples(value)
         options = dict(value["optimiser"])
         return cls(**{**value, "optimiser": OPTIMISERS[options.pop("name")](**options)})
-
-
-def default_optimiser(model: Method, train: tuple[tuple[str, ...], ...]) -> LeastSquares | Adam:
-    """Least squares where the parameters are few, otherwise Adam: as `fit` chooses."""
-    few = parameters(model, train[0]).size <= LEAST_SQUARES_UP_TO
-    return LeastSquares() if few else Adam(steps=10_000, schedule="cosine")
 
 
 def seed_number(seed: int) -> int:

@@ -9,19 +9,19 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float
 
-from lfom.core.problems import Quadratic
+from lfom.core.problems import Problem
 from lfom.core.threads import in_threads
-from lfom.core.unroll import last_residual
+from lfom.core.unroll import last_answer, last_residual
 from lfom.training.parameters import Parameters
 from lfom.training.state import Setting
 
-Draw = Callable[[Any, Array, Array], Quadratic]  # (source, key, number of the chunk) -> prompts
+Draw = Callable[[Any, Array, Array], Problem]  # (source, key, number of the chunk) -> prompts
 
 
 def jacobian(
     parameters: Parameters,
     vector: Float[Array, " all"],
-    quadratics: Quadratic,
+    prompts: Problem,
     active: Float[Array, " depth"],
 ) -> tuple[Float[Array, "k prompts"], Float[Array, "k p prompts"]]:
     """Residuals and their derivative in every trained number, prompt by prompt.
@@ -29,13 +29,23 @@ def jacobian(
     The parameters are given a trailing prompt axis, so that one reverse pass per residual
     returns the derivatives of all prompts at once, in the layout that the loop is fast in.
     """
-    prompts = quadratics.moment.shape[-1]
     trained = vector[parameters.index]
+    if not prompts.prompts_last:
+
+        def one(single: Problem) -> Array:
+            def residual_at(numbers: Array) -> Array:
+                return single.residual(last_answer(parameters.assemble(vector, numbers), single, active))
+
+            return jnp.concatenate([residual_at(trained)[:, None], jax.jacrev(residual_at)(trained)], axis=1)
+
+        both = prompts.each(one)
+        return both[:, 0], both[:, 1:]
+    count = jax.tree.leaves(prompts)[0].shape[-1]
 
     def residual_of(spread: Array) -> Array:
-        return last_residual(parameters.assemble(vector, spread), quadratics, active)
+        return last_residual(parameters.assemble(vector, spread), prompts, active)
 
-    residual, pull = jax.vjp(residual_of, jnp.broadcast_to(trained[:, None], (trained.size, prompts)))
+    residual, pull = jax.vjp(residual_of, jnp.broadcast_to(trained[:, None], (trained.size, count)))
     units = jnp.eye(residual.shape[0], dtype=residual.dtype)
     # One reverse pass per residual, in a loop: under vmap the prompts would not stay last, and
     # written out it compiles for longer than it saves.
@@ -46,11 +56,11 @@ def jacobian(
 def normal_equations(
     parameters: Parameters,
     vector: Float[Array, " all"],
-    quadratics: Quadratic,
+    prompts: Problem,
     active: Float[Array, " depth"],
 ) -> tuple[Array, Array, Array]:
     """Sums over prompts of J^T J (p, p), J^T r (p,) and |r|^2."""
-    residual, J = jacobian(parameters, vector, quadratics, active)
+    residual, J = jacobian(parameters, vector, prompts, active)
     return (
         jnp.einsum("kpn,kqn->pq", J, J),
         jnp.einsum("kpn,kn->p", J, residual),
@@ -67,14 +77,14 @@ def make_passes(parameters: Parameters, draw: Draw) -> tuple[Callable, Callable]
     """
 
     def over_chunks(one_model: Callable, shapes: Any, actives: Array, first: Array, last: Array) -> Callable:
-        """Sum one_model(vector, active, quadratics) over chunks, for all depths of one run."""
+        """Sum one_model(vector, active, prompts) over chunks, for all depths of one run."""
 
         def one_run(args: Any) -> Any:
             vectors, source, key = args
 
             def chunk_sum(chunk: Array) -> Any:
-                quadratics = draw(source, key, chunk)
-                return jax.lax.map(lambda va: one_model(va[0], va[1], quadratics), (vectors, actives))
+                prompts = draw(source, key, chunk)
+                return jax.lax.map(lambda va: one_model(va[0], va[1], prompts), (vectors, actives))
 
             zero = tuple(jnp.zeros((len(actives), *shape), vectors.dtype) for shape in shapes)
             return jax.lax.fori_loop(
@@ -89,8 +99,8 @@ def make_passes(parameters: Parameters, draw: Draw) -> tuple[Callable, Callable]
     ) -> Any:
         p = parameters.size
 
-        def one_model(vector: Array, active: Array, quadratics: Quadratic) -> Any:
-            return normal_equations(parameters, vector, quadratics, active)
+        def one_model(vector: Array, active: Array, prompts: Problem) -> Any:
+            return normal_equations(parameters, vector, prompts, active)
 
         return jax.lax.map(
             over_chunks(one_model, ((p, p), (p,), ()), actives, first, last), (vectors, sources, keys)
@@ -100,9 +110,9 @@ def make_passes(parameters: Parameters, draw: Draw) -> tuple[Callable, Callable]
     def score(candidates: Array, actives: Array, sources: Any, keys: Array, first: Array, last: Array) -> Any:
         c = candidates.shape[2]
 
-        def one_model(vectors: Array, active: Array, quadratics: Quadratic) -> Any:
+        def one_model(vectors: Array, active: Array, prompts: Problem) -> Any:
             def losses(vector: Array) -> Array:
-                return jnp.sum(last_residual(parameters.build(vector), quadratics, active) ** 2, axis=0)
+                return jnp.sum(last_residual(parameters.build(vector), prompts, active) ** 2, axis=0)
 
             values = jax.lax.map(losses, vectors)
             gain = values[:1] - values

@@ -14,14 +14,12 @@ import numpy as np
 from jax import Array
 
 from lfom.core import checks
-from lfom.core.methods import Algorithm, Method, Mixture
-from lfom.core.problems import Quadratic
+from lfom.core.methods import Algorithm
+from lfom.core.problems import Problem, Quadratic
+from lfom.core.runs import by_run, common_runs, take
 from lfom.core.threads import in_threads
-from lfom.core.trees import take
 from lfom.core.unroll import losses
-from lfom.limits.optimum import Optimum, polynomial_answer
-from lfom.training.parameters import truncate
-from lfom.training.sources import number_of_runs
+from lfom.training.sources import OF_PROMPT
 
 FLOOR = -60.0  # what the log of a loss that is zero to rounding is written as
 WORST = 1e-4  # the share of prompts called the worst
@@ -29,12 +27,6 @@ WORST = 1e-4  # the share of prompts called the worst
 
 class Progress(Protocol):
     def __call__(self, done: float, text: str) -> None: ...
-
-
-class PerRun(eqx.Module):
-    """A method whose arrays have a leading axis of runs: each run has its own."""
-
-    method: Any
 
 
 @dataclass(frozen=True)
@@ -94,76 +86,65 @@ def log_floor(value: Any) -> np.ndarray:
     return np.where(value <= math.exp(FLOOR), FLOOR, np.log(np.maximum(value, 1e-300)))  # NaN stays NaN
 
 
-class _Horner(eqx.Module):
-    """An optimum with its polynomial as numbers that are not compiled in."""
-
-    coefficients: Array
-    preconditioner: Array | None
-
-    def losses(self, quadratics: Quadratic) -> Array:
-        """The loss of w = 0 and of the answer."""
-        start = jnp.sum(jnp.broadcast_to(quadratics.target, quadratics.target.shape) ** 2, axis=0)
-        w = polynomial_answer(self.coefficients, self.preconditioner, quadratics)
-        return jnp.stack([start, jnp.sum(quadratics.residual(w) ** 2, axis=0)])
-
-
 @dataclass(frozen=True)
 class _Entry:
     """A method to be scored. What differs between methods of one structure, between runs and between
     calls is handed to the compiled program, so that it is compiled once for all of them."""
 
     name: str
+    view: str
     structure: Any  # the method without its arrays
     arrays: list[list[Array]]  # of each run, or of one for all
     active: np.ndarray  # 1 for the layers that it uses, of those its structure has
     steps: int
 
-    def sums(self, run: int, quadratics: Quadratic) -> Any:
+    def sums(self, run: int, prompts: dict[str, Problem]) -> Any:
         arrays = self.arrays[run if len(self.arrays) > 1 else 0]
-        return _sums(self.structure, arrays, self.active, self.steps, quadratics)
+        return _sums(self.structure, arrays, self.active, self.steps, prompts[self.view])
 
 
 @functools.partial(jax.jit, static_argnames="structure")
-def _sums(structure: Any, arrays: list[Array], active: Array, steps: Array, quadratics: Quadratic) -> Any:
+def _sums(structure: Any, arrays: list[Array], active: Array, steps: Array, prompts: Problem) -> Any:
     """Sums over prompts of the losses (steps,) and of their squares, and the losses after `steps`."""
     treedef, rest = structure
     left = iter(arrays)
     method = jax.tree.unflatten(treedef, [next(left) if leaf is None else leaf for leaf in rest])
-    values = method.losses(quadratics) if isinstance(method, _Horner) else losses(method, quadratics, active)
+    values = losses(method, prompts, active)
     return jnp.sum(values, axis=1), jnp.sum(values**2, axis=1), values[steps]
 
 
 def _entries(methods: Mapping[str, Any]) -> list[_Entry]:
     """Methods that differ only in their numbers and in how many layers they use get one structure."""
-    inner = {name: m.method if isinstance(m, PerRun) else m for name, m in methods.items()}
-    layers = {name: m.depth for name, m in inner.items() if isinstance(m, Method | Mixture)}
+    runs = {name: by_run(method) for name, method in methods.items()}
+    inner = {name: (methods[name] if each is None else each.stacked) for name, each in runs.items()}
+    inner = {name: method.as_algorithm() for name, method in inner.items()}
+    layers = {name: method.depth for name, method in inner.items()}
     families: dict[Any, list[str]] = {}
-    for name in layers:
-        bare = truncate(inner[name], 0)
+    for name, method in inner.items():
+        bare = method.truncated(0)
         shapes = tuple(leaf.shape for leaf in jax.tree.leaves(eqx.filter(bare, eqx.is_array)))
-        families.setdefault((_structure(bare), isinstance(methods[name], PerRun), shapes), []).append(name)
+        families.setdefault((_structure(bare), runs[name] is None, shapes), []).append(name)
+    found = []
     for names in families.values():
         deepest = max(layers[name] for name in names)
-        inner |= {name: truncate(inner[name], deepest) for name in names}
-    degree = max((m.depth for m in inner.values() if isinstance(m, Optimum)), default=0)
-    found = []
-    for name, method in inner.items():
-        steps = 1 if isinstance(method, Optimum) else layers.get(name, method.depth)
-        if isinstance(method, Optimum):
-            numbers = -np.pad(method.polynomial[1:], (0, degree - method.depth))
-            if (
-                isinstance(methods[name], PerRun) and method.preconditioner is not None
-            ):  # its polynomial is the same in every run
-                numbers = np.broadcast_to(numbers, (method.preconditioner.shape[0], degree))
-            method = _Horner(jnp.asarray(numbers, float), method.preconditioner)
-        depth = 1 if isinstance(method, _Horner) else method.depth
-        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(method) if eqx.is_array(leaf)]
-        runs = leaves[0].shape[0] if isinstance(methods[name], PerRun) and leaves else 0
-        each = [[leaf[run] for leaf in leaves] for run in range(runs)] or [leaves]
-        arrays = [[jnp.asarray(leaf) for leaf in own] for own in each]
-        active = (np.arange(depth) < steps).astype(np.float32)
-        found.append(_Entry(name, _structure(method), arrays, active, steps))
-    return found
+        for name in names:
+            method = inner[name].truncated(deepest)
+            leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(method) if eqx.is_array(leaf)]
+            count = leaves[0].shape[0] if runs[name] is not None and leaves else 0
+            each = [[leaf[run] for leaf in leaves] for run in range(count)] or [leaves]
+            arrays = [[jnp.asarray(leaf) for leaf in own] for own in each]
+            active = (np.arange(method.depth) < layers[name]).astype(np.float32)
+            found.append(_Entry(name, _view(name, method), _structure(method), arrays, active, layers[name]))
+    return sorted(found, key=lambda entry: list(methods).index(entry.name))
+
+
+def _view(name: str, method: Algorithm) -> str:
+    if not method.views:
+        raise checks.InputError(
+            f"{name} has no view: its reader and its coefficients do not run in the same one. Run it to see which "
+            "part needs which."
+        )
+    return method.views[0]
 
 
 def _structure(method: Any) -> Any:
@@ -172,7 +153,7 @@ def _structure(method: Any) -> Any:
 
 
 def evaluate(
-    methods: Mapping[str, Algorithm | Optimum | PerRun],
+    methods: Mapping[str, Any],
     data: Any,
     *,
     prompts: int = 200_000,
@@ -182,24 +163,35 @@ def evaluate(
 ) -> dict[str, Score]:
     """Score every method on the same fresh prompts.
 
-    data: a distribution, or several stacked on a leading axis of runs. A method wrapped in
-    PerRun is taken run by run, any other is the same for all runs. The query is averaged out where the distribution does so.
+    methods: by name; each a method, an optimum, or one per run (PerRun or a list). data: a distribution, or
+    one per run. The query is averaged out where the distribution does so. If one of the methods
+    only runs on tokens, all are scored with the one query that was drawn with each prompt.
     """
     prompts = checks.count("prompts", prompts)
     chunk = min(chunk, prompts)
-    runs = number_of_runs(data)
-    sources = [take(data, run) for run in range(runs)] or [take(data, ...)]
+    each = by_run(data)
+    entries = _entries(methods)
+    sources = [take(data, ...)] if each is None else each.each()
+    if len(sources) == 1 and each is None:
+        sources = sources * common_runs(**methods)
+    views = tuple(sorted({entry.view for entry in entries}))
 
-    def draw(run: int, index: int) -> Quadratic:
-        return _draw(sources[run], key, index, run, chunk)
+    def draw(run: int, index: int) -> dict[str, Problem]:
+        return _draw(sources[run], key, index, run, chunk, views)
 
     chunks = max(prompts // chunk, 1)
-    return _scores(methods, draw, len(sources), chunks, chunks * chunk, progress)
+    return _scores(entries, draw, len(sources), chunks, chunks * chunk, progress)
 
 
-@functools.partial(jax.jit, static_argnames="chunk")
-def _draw(source: Any, key: Array, index: Array, run: Array, chunk: int) -> Quadratic:
-    return source.quadratics(jax.random.fold_in(jax.random.fold_in(key, index), run), chunk)
+@functools.partial(jax.jit, static_argnames=("chunk", "views"))
+def _draw(
+    source: Any, key: Array, index: Array, run: Array, chunk: int, views: tuple[str, ...]
+) -> dict[str, Problem]:
+    key = jax.random.fold_in(jax.random.fold_in(key, index), run)
+    if views == ("iterates",):
+        return {"iterates": source.quadratics(key, chunk)}
+    drawn = source.prompts(key, chunk)
+    return {view: OF_PROMPT[view](drawn) for view in views}
 
 
 def evaluate_on(methods: Mapping[str, Any], sets: Quadratic, chunk: int = 2_000) -> dict[str, Score]:
@@ -207,30 +199,30 @@ def evaluate_on(methods: Mapping[str, Any], sets: Quadratic, chunk: int = 2_000)
     whole = jax.tree.map(np.asarray, sets)
     runs, *_, prompts = whole.moment.shape
 
-    def draw(run: int, index: int) -> Quadratic:
+    def draw(run: int, index: int) -> dict[str, Problem]:
         part = slice(index * chunk, min((index + 1) * chunk, prompts))
         empty = chunk - (part.stop - part.start)  # filled up with prompts whose loss is zero
 
         def cut(a: np.ndarray) -> np.ndarray:
             return np.pad(a[run, ..., part], [(0, 0)] * (a.ndim - 2) + [(0, empty)])
 
-        return jax.tree.map(cut, whole)
+        return {"iterates": jax.tree.map(cut, whole)}
 
-    return _scores(methods, draw, runs, -(-prompts // chunk), prompts)
+    return _scores(_entries(methods), draw, runs, -(-prompts // chunk), prompts)
 
 
 def _scores(
-    methods: Mapping[str, Any],
-    draw: Callable[[int, int], Quadratic],
+    entries: list[_Entry],
+    draw: Callable[[int, int], dict[str, Problem]],
     runs: int,
     chunks: int,
     prompts: int,
     progress: Progress | None = None,
 ) -> dict[str, Score]:
     """Chunks of runs side by side in threads; before that, what has to be compiled."""
-    entries, finished = _entries(methods), itertools.count(1)
+    finished = itertools.count(1)
     for entry in entries:
-        if isinstance(methods[entry.name], PerRun) and entry.arrays[0] and len(entry.arrays) != runs:
+        if len(entry.arrays) not in (1, runs):
             raise checks.InputError(
                 f"{entry.name} has models for {len(entry.arrays)} runs and the data has {runs}: pass one of "
                 "each for every run, or a method without PerRun for all of them."
@@ -240,8 +232,8 @@ def _scores(
 
     def one(item: tuple[int, int]) -> list[Any]:
         run, index = item
-        quadratics = draw(run, index)
-        found = jax.device_get([entry.sums(run, quadratics) for entry in entries])
+        drawn = draw(run, index)
+        found = jax.device_get([entry.sums(run, drawn) for entry in entries])
         if progress:
             done = next(finished) / (runs * chunks)
             progress(done, f"{int(done * prompts):,} of {prompts:,} prompts")

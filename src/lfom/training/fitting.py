@@ -20,21 +20,11 @@ from jax import Array
 from lfom.core import checks
 from lfom.core.checks import InputError
 from lfom.core.methods import Algorithm
-from lfom.core.trees import stack, take
-from lfom.prompts.distributions import LinearRegression
-from lfom.training.adam import Adam, run_adam
-from lfom.training.evaluation import PerRun
-from lfom.training.least_squares import LeastSquares, run_least_squares
-from lfom.training.parameters import (
-    KINDS,
-    Parameters,
-    as_full,
-    from_scale,
-    has_full_matrices,
-    parameters,
-    start_scales,
-    truncate,
-)
+from lfom.core.parameters import kinds as kinds_of
+from lfom.core.runs import PerRun, by_run
+from lfom.training.adam import Adam
+from lfom.training.least_squares import LeastSquares
+from lfom.training.parameters import Parameters, from_vector, parameters, vector_of
 from lfom.training.sources import sources
 from lfom.training.state import Phase, Setting, State, Tick, Watch
 
@@ -62,14 +52,14 @@ class Fit:
     def per_run(self, depth: int | None = None) -> PerRun:
         """The models of one depth for all runs, as `evaluate` takes them."""
         models = [self._pick(run, depth) for run in range(self.runs)]
-        return PerRun(stack(models))
+        return PerRun(models)
 
     def _pick(self, run: int, depth: int | None) -> Any:
         depth = self.depths[-1] if depth is None else depth
         if depth not in self.depths:
             raise InputError(f"depth is {depth}: this fit has the depths {list(self.depths)}.")
         vector = self.vectors[run, self.depths.index(depth)]
-        return truncate(take(parameters(self.template).build(vector), ...), depth)
+        return from_vector(self.template, vector).truncated(depth)
 
 
 def fit(
@@ -78,7 +68,7 @@ def fit(
     *,
     key: Array,
     depths: Sequence[int] | None = None,
-    train: Sequence[str] | Sequence[Sequence[str]] = KINDS,
+    train: Sequence[str] | Sequence[Sequence[str]] | None = None,
     optimiser: LeastSquares | Adam | None = None,
     start: str = "data",
     watch: Watch | None = None,
@@ -87,13 +77,14 @@ def fit(
 ) -> Fit:
     """Train `model` on `data`, for every run in it and every depth at once.
 
-    data: a Distribution; several of them (a list, or one with a leading axis of runs on its
-    arrays), one per run; or prompts (a batch, or a Quadratic with prompts on its last axis), or a
-    list of these, one per run.
+    data: a Distribution, or prompts (a batch, or a Quadratic with prompts on its last axis); for
+    several runs a list of these, or PerRun.
     depths: train the first L layers for each L; by default the whole model.
-    train: the kinds of parameters that are free (A, B, coefficients, gates), the others stay as
-    they are; a sequence of such lists trains one after the other (Appendix D: A, then Gamma).
-    optimiser: LeastSquares or Adam; by default least squares where the parameters are few.
+    train: the kinds of parameters that are free (A, B, coefficients, gates, or a kind of your own), the
+    others stay as they are; a sequence of such lists trains one after the other (Appendix D: A, then
+    Gamma). By default all are free.
+    optimiser: LeastSquares or Adam; by default least squares where the parameters are few. A model that only
+    reads tokens is trained by Adam, with one query per prompt.
     start: "data" starts least squares from the scale of a few prompts, "model" from the model's
     own numbers. Adam always starts from the model.
     watch: called after every pass with the state and a record of it. tick: called inside a pass with
@@ -108,10 +99,13 @@ def fit(
     begun = time.perf_counter()
     wanted = _depths(model, depths)
     if optimiser is None:
-        few = parameters(model, _groups_of(train)[0]).size <= LEAST_SQUARES_UP_TO
-        optimiser = LeastSquares() if few else Adam(steps=10_000, schedule="cosine")
-    least_squares = optimiser if isinstance(optimiser, LeastSquares) else LeastSquares()
-    source = sources(data, chunk=least_squares.chunk, hold_out=least_squares.hold_out)
+        optimiser = default_optimiser(model, _groups_of(train)[0])
+    view = trained_view(model)
+    if view == "tokens" and optimiser.needs_iterates:
+        raise InputError(
+            "least squares needs the iterate view, and this model only reads tokens: train it with optimiser=Adam(...)."
+        )
+    source = sources(data, chunk=optimiser.chunk, hold_out=optimiser.hold_out, view=view)
     phases = plan(model, train, optimiser, start, data)
     setting = Setting(source, wanted, model.depth, key, watch, tick)
     state = resume
@@ -119,10 +113,8 @@ def fit(
         state = State(0, 0, 0, _initial(model, phases[0].parameters, setting, optimiser, start))
     for index in range(state.phase, len(phases)):
         phase = phases[index]
-        if isinstance(phase.optimiser, Adam):
-            state = run_adam(phase, phase.optimiser, setting, state)
-        elif phase.optimiser is not None:
-            state = run_least_squares(phase, phase.optimiser, setting, state)
+        if phase.optimiser is not None:
+            state = phase.optimiser.run(phase, setting, state)
         if index + 1 < len(phases):
             vectors = _convert(phase.parameters, phases[index + 1].parameters, state.vectors)
             state = State(index + 1, 0, 0, vectors, {}, state.history)
@@ -133,24 +125,24 @@ def fit(
 
 def plan(
     model: Algorithm,
-    train: Any = KINDS,
+    train: Any = None,
     optimiser: LeastSquares | Adam | None = None,
     start: str = "data",
     data: Any = None,
 ) -> list[Phase]:
     """The phases of a fit."""
-    gaussian = isinstance(data[0] if isinstance(data, list | tuple) else data, LinearRegression)
+    runs = by_run(data)
+    one_matrix_is_enough = getattr(data if runs is None else runs.stacked, "has_one_matrix", False)
     checks.known("start", start, ("data", "model"))
     optimiser = LeastSquares() if optimiser is None else optimiser
     phases: list[Phase] = []
     for kinds in _groups_of(train):
-        name = " and ".join(kinds) if set(kinds) != set(KINDS) else "all"
-        two = isinstance(optimiser, LeastSquares) and start == "data" and "A" in kinds
-        if two and has_full_matrices(model):
-            one_matrix = from_scale(model, jnp.zeros(model.depth))
-            phases.append(Phase(f"{name}, one matrix", parameters(one_matrix, kinds), optimiser))
-            assert isinstance(optimiser, LeastSquares)
-            frees = not gaussian if optimiser.every_matrix is None else optimiser.every_matrix
+        name = "all" if kinds is None or set(kinds) >= set(kinds_of(model)) else " and ".join(kinds)
+        first = model.begin(jnp.asarray(np.zeros(model.depth, np.float32)))
+        narrower = jax.tree.structure(first) != jax.tree.structure(model)
+        if narrower and optimiser.begins_anew(start) and (kinds is None or "A" in kinds):
+            phases.append(Phase(f"{name}, one matrix", parameters(first, kinds), optimiser))
+            frees = not one_matrix_is_enough if optimiser.every_matrix is None else optimiser.every_matrix
             every = parameters(model, kinds)
             phases.append(Phase(f"{name}, every matrix", every, optimiser if frees else None, careful=True))
         else:
@@ -172,8 +164,26 @@ def _depths(model: Algorithm, depths: Sequence[int] | None) -> tuple[int, ...]:
     return tuple(sorted(set(depths)))
 
 
-def _groups_of(train: Any) -> list[tuple[str, ...]]:
-    """[kinds] or [kinds, kinds, ...] as a list of kinds."""
+def default_optimiser(model: Algorithm, train: Any = None) -> LeastSquares | Adam:
+    """Least squares where the parameters are few and the model runs on iterates, otherwise Adam."""
+    few = parameters(model, train).size <= LEAST_SQUARES_UP_TO
+    return LeastSquares() if few and trained_view(model) == "iterates" else Adam(10_000, schedule="cosine")
+
+
+def trained_view(model: Algorithm) -> str:
+    """The cheapest view that the model has."""
+    if not model.views:
+        raise InputError(
+            "this model has no view: its reader and its coefficients do not run in the same one. Run it to see "
+            "which part needs which."
+        )
+    return model.views[0]
+
+
+def _groups_of(train: Any) -> list[tuple[str, ...] | None]:
+    """[kinds] or [kinds, kinds, ...] as a list of kinds; None for all."""
+    if train is None:
+        return [None]
     if isinstance(train, str):
         return [(train,)]
     items: list[Any] = list(train)
@@ -185,8 +195,8 @@ def _groups_of(train: Any) -> list[tuple[str, ...]]:
 def _initial(model: Algorithm, first: Parameters, setting: Setting, optimiser: Any, start: str) -> np.ndarray:
     """The starting vectors (runs, depths, all)."""
     runs = setting.source.runs
-    if isinstance(optimiser, Adam) or start == "model":
-        vector = np.asarray(first.vector(model))
+    if not optimiser.begins_anew(start):
+        vector = vector_of(model)
         return np.broadcast_to(vector, (runs, len(setting.depths), vector.size)).copy()
     mean_gram = setting.pilot.mean_gram
     size = mean_gram.shape[1] / np.einsum("rii->r", mean_gram)  # one over the mean eigenvalue
@@ -195,8 +205,8 @@ def _initial(model: Algorithm, first: Parameters, setting: Setting, optimiser: A
     for run in range(runs):
         for depth in setting.depths:
             scales = np.zeros(setting.depth)
-            scales[:depth] = size[run] * start_scales(model, depth) * (1 + 0.05 * jitter[run, :depth])
-            rows.append(np.asarray(first.vector(from_scale(model, jnp.asarray(scales, jnp.float32)))))
+            scales[:depth] = size[run] * model.first_steps(depth) * (1 + 0.05 * jitter[run, :depth])
+            rows.append(vector_of(model.begin(jnp.asarray(scales.astype(np.float32)))))
     return np.stack(rows).reshape(runs, len(setting.depths), -1)
 
 
@@ -204,6 +214,6 @@ def _convert(before: Parameters, after: Parameters, vectors: np.ndarray) -> np.n
     """The same models in the next phase's parametrisation."""
 
     def one(vector: Array) -> Array:
-        return after.vector(as_full(before.build(vector), after.template))
+        return after.vector(after.template.write(before.build(vector)))
 
-    return np.asarray(jax.vmap(jax.vmap(one))(jnp.asarray(vectors)))
+    return np.asarray(jax.jit(jax.vmap(jax.vmap(one)))(jnp.asarray(vectors)))

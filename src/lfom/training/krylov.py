@@ -19,11 +19,10 @@ from jaxtyping import Float
 
 from lfom.core.arrays import matmat, transpose
 from lfom.core.methods import Method
-from lfom.core.preconditioners import Scaled, Shared
+from lfom.core.parameters import kinds
 from lfom.core.problems import Quadratic
-from lfom.core.readers import Gradient
 from lfom.core.threads import in_threads
-from lfom.limits.krylov import basis, coefficients, factors, has_shared_numbers, seen
+from lfom.limits.krylov import basis, coefficients, factors, seen
 from lfom.training.parameters import Parameters
 from lfom.training.state import Setting
 
@@ -34,18 +33,15 @@ INNER = 40  # steps that fit a model's own numbers to the coefficients it should
 
 
 def has_krylov_view(model: Any) -> bool:
-    """Whether this view can train the model."""
-    return has_shared_numbers(model) and isinstance(model.reader.A, Scaled | Shared)
+    """Whether this view can train the model: its answers are polynomials, and its a_l are its own."""
+    return model.is_polynomial and "A" in kinds(model)
 
 
 def coefficients_of(
     model: Method, h: Float[Array, ""], active: Float[Array, " depth"]
 ) -> Float[Array, " depth"]:
     """c of a model's answer. Its matrix M is in the basis, so it runs with A_l = a_l."""
-    assert isinstance(model.reader, Gradient)
-    A = model.reader.A
-    assert isinstance(A, Scaled | Shared)
-    scalar = eqx.tree_at(lambda m: m.reader, model, Gradient(Scaled(A.scale)))
+    scalar = eqx.tree_at(lambda m: m.reader.A, model, replace_fn=lambda A: A.numbers)
     return coefficients(scalar, h, active)[-1]
 
 
@@ -177,7 +173,7 @@ class Krylov:
             int(np.prod(a.shape)) for a in jax.tree.leaves(eqx.filter(parameters.template, eqx.is_array))
         )
         places = parameters.build(jnp.arange(size)).reader.A  # every number replaced by its place
-        self._matrix = np.asarray(places.half) if isinstance(places, Shared) else None
+        self._matrix = None if places.common is None else np.asarray(places.common)
         trained = np.isin(np.arange(size), parameters.index)
         self._moves = self._matrix is not None and bool(trained[self._matrix].all())
         if self._matrix is not None:

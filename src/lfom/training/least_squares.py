@@ -9,7 +9,7 @@ compiled loops, so memory does not grow with their number. Runs and depths are b
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +17,6 @@ from jax import Array
 
 from lfom.training.direct import Direct
 from lfom.training.krylov import Krylov, has_krylov_view
-from lfom.training.sources import Fixed
 from lfom.training.state import Phase, Setting, State
 
 DAMPING = (1e-6, 1e-3, 1e-2, 1e-1, 1.0)  # steps tried, relative to diag(J^T J)
@@ -47,6 +46,15 @@ class LeastSquares:
     chunk: int = 2_000
     every_matrix: bool | None = None
     prompts: float = 1.0
+
+    needs_iterates: ClassVar[bool] = True
+
+    def begins_anew(self, start: str) -> bool:
+        """Whether training begins from the scale of a few prompts instead of the model's own numbers."""
+        return start == "data"
+
+    def run(self, phase: Phase, setting: Setting, state: State) -> State:
+        return run_least_squares(phase, self, setting, state)
 
     def levels(self, model: Any, depth: int, d: int) -> tuple[int, int]:
         """Prompts of a pass at the beginning and at the end. Tails get heavier with depth, so more
@@ -92,7 +100,7 @@ def run_least_squares(phase: Phase, options: LeastSquares, setting: Setting, sta
     """Passes until the last level is done."""
     view = Krylov if has_krylov_view(phase.parameters.template) else Direct
     passes: Passes = view(phase.parameters, setting)
-    fixed = isinstance(setting.source, Fixed)
+    fixed = setting.source.is_fixed
     levels = options.levels(phase.parameters.template, max(setting.depths), setting.pilot.mean_gram.shape[-1])
     levels = (levels[1],) if phase.careful or fixed else levels  # type: ignore[assignment]
     damping = CAREFUL if phase.careful else DAMPING

@@ -17,7 +17,8 @@ from jaxtyping import Float
 
 from lfom.core import checks
 from lfom.core.methods import Algorithm
-from lfom.core.parameters import Leaf, kinds, leaves
+from lfom.core.parameters import Leaf, kinds
+from lfom.core.parameters import leaves as declared_leaves
 
 
 class Parameters:
@@ -82,8 +83,25 @@ def parameters(model: Algorithm, train: Iterable[str] | None = None) -> Paramete
     >>> parameters(memformer(5, 4, memory="register", key=jax.random.key(0))).size
     103
     """
-    wanted = known_kinds(model, train)
-    declared = leaves(model)
+    declared, free = _masks(model, wanted := known_kinds(model, train))
+    trained = np.concatenate([mask.reshape(-1) for mask in free]) if free else np.zeros(0, bool)
+    if not trained.any():
+        has = ", ".join(kinds(model)) or "none"
+        raise checks.InputError(
+            f"train={sorted(wanted)} frees nothing of this model: name at least one kind of "
+            f"parameter that it has ({has})."
+        )
+    return Parameters(model, trained, _groups(declared))
+
+
+def frees(model: Algorithm, train: Iterable[str] | None = None) -> bool:
+    """Whether these kinds free anything of the model."""
+    return any(mask.any() for mask in _masks(model, known_kinds(model, train))[1])
+
+
+def _masks(model: Algorithm, wanted: set[str]) -> tuple[list[Leaf], list[np.ndarray]]:
+    """Every array of a model, and which of its entries are trained."""
+    declared = declared_leaves(model)
     free = [_free(leaf, wanted) for leaf in declared]
     scaled = {
         leaf.scope
@@ -93,14 +111,22 @@ def parameters(model: Algorithm, train: Iterable[str] | None = None) -> Paramete
     for leaf, mask in zip(declared, free, strict=True):
         if leaf.scales is not None and leaf.scope in scaled:
             mask[leaf.scales] = False
-    trained = np.concatenate([mask.reshape(-1) for mask in free]) if free else np.zeros(0, bool)
-    if not trained.any():
-        has = ", ".join(kinds(model)) or "none"
-        raise checks.InputError(
-            f"train={sorted(wanted)} frees nothing of this model: name at least one kind of "
-            f"parameter that it has ({has})."
-        )
-    return Parameters(model, trained, _groups(declared))
+    return declared, free
+
+
+def vector_of(model: Any) -> np.ndarray:
+    """All numbers of a model, in the order of `Parameters`, on the host."""
+    arrays = jax.tree.leaves(eqx.filter(model, eqx.is_array))
+    return np.concatenate([np.ravel(np.asarray(array)) for array in arrays])
+
+
+def from_vector(model: Any, vector: np.ndarray) -> Any:
+    """The model with these numbers, put together on the host."""
+    arrays, static = eqx.partition(model, eqx.is_array)
+    leaves, structure = jax.tree.flatten(arrays)
+    parts = np.split(np.asarray(vector), np.cumsum([leaf.size for leaf in leaves])[:-1])
+    shaped = [jnp.asarray(part.reshape(leaf.shape)) for part, leaf in zip(parts, leaves, strict=True)]
+    return eqx.combine(jax.tree.unflatten(structure, shaped), static)
 
 
 KINDS = ("A", "B", "coefficients", "gates")  # those of the paper's models; a class may have one of its own

@@ -1,4 +1,4 @@
-"""Where a fit takes its prompts from: distributions, or fixed sets; one per run."""
+"""Where a fit takes its prompts from: distributions, or fixed sets; one per run; as what the model's view reads."""
 
 from typing import Any
 
@@ -9,16 +9,12 @@ import numpy as np
 from jax import Array
 
 from lfom.core.checks import InputError, count
-from lfom.core.problems import Quadratic
-from lfom.core.trees import stack, take
+from lfom.core.problems import Problem, Quadratic, Tokens
+from lfom.core.runs import PerRun, by_run, stack, take
 from lfom.prompts.distributions import Distribution
 from lfom.prompts.prompt import Prompt
 
-
-def number_of_runs(data: Distribution) -> int:
-    """How many distributions are stacked in `data`; 0 if it is a single one."""
-    spectrum = data.spectrum  # type: ignore[attr-defined]
-    return int(spectrum.shape[0]) if spectrum.ndim == 2 else 0
+OF_PROMPT = {"iterates": Quadratic.of, "tokens": Tokens.of}  # a prompt as what a view reads
 
 
 class Fresh(eqx.Module):
@@ -26,6 +22,7 @@ class Fresh(eqx.Module):
 
     distributions: Any
     chunk: int = eqx.field(static=True)
+    view: str = eqx.field(static=True, default="iterates")
 
     @property
     def arrays(self) -> Any:
@@ -33,7 +30,11 @@ class Fresh(eqx.Module):
 
     @property
     def runs(self) -> int:
-        return number_of_runs(self.distributions)
+        return PerRun(self.distributions).runs or 1
+
+    @property
+    def is_fixed(self) -> bool:
+        return False
 
     def ranges(self, prompts: int) -> tuple[range, range, int]:
         """Chunks to train on, chunks to judge on, and how many prompts these last hold."""
@@ -44,9 +45,9 @@ class Fresh(eqx.Module):
     def draw(self, distribution: Any, key: Array, chunk: Array) -> Quadratic:
         return distribution.quadratics(jax.random.fold_in(key, chunk), self.chunk)
 
-    def batch(self, distribution: Any, key: Array, size: int) -> Quadratic:
+    def batch(self, distribution: Any, key: Array, size: int) -> Problem:
         """A batch with one sampled query per prompt, as in the paper's training."""
-        return jax.vmap(Quadratic.of, out_axes=-1)(distribution.prompts(key, size))
+        return OF_PROMPT[self.view](distribution.prompts(key, size))
 
 
 class Fixed(eqx.Module):
@@ -66,6 +67,10 @@ class Fixed(eqx.Module):
     @property
     def runs(self) -> int:
         return int(self.chunks.moment.shape[0])
+
+    @property
+    def is_fixed(self) -> bool:
+        return True
 
     def ranges(self, prompts: int) -> tuple[range, range, int]:
         """The whole set, whatever number was asked for."""
@@ -89,25 +94,58 @@ class Fixed(eqx.Module):
         return jax.tree.map(lambda a: a[..., pick], whole)
 
 
-def sources(data: Any, *, chunk: int, hold_out: float) -> Fresh | Fixed:
-    """The source of a fit from whatever the user handed over."""
-    items = data if isinstance(data, list | tuple) else None
-    if items is not None and not items:
+class FixedTokens(eqx.Module):
+    """A set of prompts per run for what reads tokens: arrays (runs, prompts, ...)."""
+
+    tokens: Tokens
+    chunk: int = eqx.field(static=True)
+
+    @property
+    def arrays(self) -> Any:
+        return self.tokens
+
+    @property
+    def runs(self) -> int:
+        return int(self.tokens.Z_0.shape[0])
+
+    @property
+    def is_fixed(self) -> bool:
+        return True
+
+    def batch(self, tokens: Any, key: Array, size: int) -> Tokens:
+        """A random subset of the set, or all of it."""
+        prompts = tokens.Z_0.shape[0]
+        if size >= prompts:
+            return tokens
+        pick = jax.random.choice(key, prompts, (size,), replace=False)
+        return jax.tree.map(lambda a: a[pick], tokens)
+
+
+def sources(data: Any, *, chunk: int, hold_out: float, view: str = "iterates") -> Any:
+    """The source of a fit from whatever the user handed over: one, a list, or PerRun."""
+    if isinstance(data, list | tuple) and not data:
         raise InputError("data is an empty list: pass one distribution or set of prompts per run.")
-    first = data if items is None else items[0]
-    if isinstance(first, Distribution):
-        if items is not None:
-            return Fresh(stack(list(items)), chunk)
-        return Fresh(data if number_of_runs(data) else take(data, None), chunk)
-    sets = [_as_quadratics(item) for item in (items if items is not None else [data])]
-    return _fixed(sets, chunk, hold_out)
+    runs = by_run(data)
+    first = data if runs is None else runs[0]
+    if isinstance(first, Distribution):  # what a user hands over: a distribution, or prompts
+        return Fresh(take(data, None) if runs is None else runs.stacked, chunk, view)
+    items = [data] if runs is None else runs.each()
+    if view == "tokens":
+        return FixedTokens(stack([Tokens.of(_one_batch(item)) for item in items]), chunk)
+    return _fixed([_as_quadratics(item) for item in items], chunk, hold_out)
+
+
+def _one_batch(item: Any) -> Prompt:
+    if not isinstance(item, Prompt):
+        raise InputError(
+            f"data is a {type(item).__name__}: this model reads tokens, so pass a Distribution or prompts."
+        )
+    return item if item.batched else jax.tree.map(lambda a: a[None], item)
 
 
 def _as_quadratics(item: Any) -> Quadratic:
     if isinstance(item, Prompt):
-        if not item.batched:
-            item = jax.tree.map(lambda a: a[None], item)
-        return jax.vmap(Quadratic.of, out_axes=-1)(item)
+        return Quadratic.of(_one_batch(item))
     if isinstance(item, Quadratic) and item.moment.ndim == 2:
         return item
     raise InputError(

@@ -12,7 +12,6 @@ import numpy as np
 from jax import Array
 
 from lfom.training.parameters import Parameters
-from lfom.training.sources import Fixed, Fresh
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ def _first_grams(source: Any, keys: Array) -> Array:
 class Setting:
     """What stays the same throughout a fit."""
 
-    source: Fresh | Fixed
+    source: Any  # where prompts come from: lfom.training.sources
     depths: tuple[int, ...]
     depth: int
     key: Array

@@ -11,10 +11,10 @@ from scipy.optimize import minimize
 
 from lfom.core import checks
 from lfom.core.methods import Algorithm
-from lfom.core.preconditioners import Shared
+from lfom.core.parameters import dimension
 from lfom.core.problems import Quadratic
 from lfom.core.unroll import losses
-from lfom.limits.krylov import coefficients, has_shared_numbers, moments
+from lfom.limits.krylov import coefficients, moments
 
 
 class Tuned(eqx.Module):
@@ -88,7 +88,7 @@ def _mean_losses(
     """A function from parameters (candidates, parameters) to the mean losses after every step. A method
     whose coefficients are numbers is scored by the moments of the prompts: no prompt is looked at again."""
     example = build(*[0.5] * parameters, steps)
-    if not has_shared_numbers(example) or isinstance(example.reader.A, Shared):  # type: ignore[attr-defined]
+    if not example.is_polynomial or dimension(example) is not None:
         compiled = jax.jit(lambda values: jnp.mean(losses(build(*values, steps), quadratics), axis=-1))
         return lambda grid: np.stack([np.asarray(compiled(jnp.asarray(values))) for values in grid])
     h = 1.2 * float(jnp.max(jnp.linalg.eigvalsh(jnp.moveaxis(quadratics.gram[..., :1_000], -1, 0))))
