@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float
 
-from lfom.core.arrays import numpy_or_jax, on_host
+from lfom.core.arrays import as_array, numpy_or_jax, on_host
 from lfom.core.memories import Memory
 from lfom.core.parameters import parameter, part
 from lfom.core.problems import Problem
@@ -65,6 +65,11 @@ class Algorithm(eqx.Module):
         numbers and the same for all prompts."""
         return False
 
+    def canonical(self, d: int) -> "Algorithm":
+        """The same in the form that methods of several classes share, so that one compiled program runs them
+        all. For arrays whose values are known."""
+        return self
+
     def prepared(self, problem: Problem) -> "Algorithm":
         """The algorithm to run on this problem, with what every layer needs computed once."""
         return self
@@ -114,6 +119,10 @@ class Method(Algorithm):
     @property
     def is_polynomial(self) -> bool:
         return self.reader.one_matrix and self.memory.has_numbers
+
+    def canonical(self, d: int) -> "Method":
+        reader = self.reader.canonical(self.layers, d)
+        return self._with(reader, self.memory.canonical(self.layers, not self.moves_covariates))
 
     def prepared(self, problem: Problem) -> "Method":
         return self._with(self.reader.ready(), self.memory)
@@ -235,9 +244,7 @@ class Mixture(Algorithm):
         units = (size * np.eye(heads, dtype=self.gates.dtype)).reshape(heads, heads, *(1,) * (len(shape) - 1))
         corners = np.broadcast_to(units, (heads, *shape))
         shorter = [corners / 4] if self.gating == "free" else []
-        return jnp.asarray(xp.concatenate([on_host(self.gates)[None], corners, *shorter]))
+        return as_array(xp.concatenate([on_host(self.gates)[None], corners, *shorter]))
 
     def starts(self) -> list[Algorithm]:
-        return [
-            dataclasses.replace(self, gates=jnp.asarray(gates)) for gates in np.asarray(self.gate_starts())
-        ]
+        return [dataclasses.replace(self, gates=as_array(gates)) for gates in np.asarray(self.gate_starts())]

@@ -8,6 +8,7 @@ a constant: it is never trained.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lfom.core.arrays import as_array
 from lfom.core.checks import InputError
 
 LAYERS = "layers"  # the axis that counts layers: a layer sees its own entry only
@@ -205,6 +207,21 @@ def cut(tree: Any, depth: int) -> Any:
     def one(leaf: Leaf) -> Any:
         index = tuple(slice(depth) if axis in (LAYERS, PAST) else slice(None) for axis in leaf.axes)
         return leaf.array[index] if any(axis in (LAYERS, PAST) for axis in leaf.axes) else leaf.array
+
+    return replaced(tree, [one(leaf) for leaf in leaves(tree)])
+
+
+def widened(tree: Any, depth: int) -> Any:
+    """The arrays with room for `depth` layers, filled up with zeros: for layers that are switched off."""
+
+    def one(leaf: Leaf) -> Any:
+        missing = [
+            max(depth - size, 0) if axis in (LAYERS, PAST) else 0
+            for axis, size in itertools.zip_longest(leaf.axes, leaf.array.shape)
+        ]
+        if not any(missing):
+            return leaf.array
+        return as_array(np.pad(np.asarray(leaf.array), [(0, more) for more in missing]))
 
     return replaced(tree, [one(leaf) for leaf in leaves(tree)])
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from lfom.core import checks
+from lfom.core.arrays import as_array
 from lfom.core.checks import InputError
 from lfom.core.methods import Algorithm
 from lfom.core.parameters import kinds as kinds_of
@@ -138,7 +138,7 @@ def plan(
     phases: list[Phase] = []
     for kinds in _groups_of(train):
         name = "all" if kinds is None or set(kinds) >= set(kinds_of(model)) else " and ".join(kinds)
-        first = model.begin(jnp.asarray(np.zeros(model.depth, np.float32)))
+        first = model.begin(as_array(np.zeros(model.depth, np.float32)))
         narrower = jax.tree.structure(first) != jax.tree.structure(model)
         if narrower and optimiser.begins_anew(start) and (kinds is None or "A" in kinds):
             phases.append(Phase(f"{name}, one matrix", parameters(first, kinds), optimiser))
@@ -206,7 +206,7 @@ def _initial(model: Algorithm, first: Parameters, setting: Setting, optimiser: A
         for depth in setting.depths:
             scales = np.zeros(setting.depth)
             scales[:depth] = size[run] * model.first_steps(depth) * (1 + 0.05 * jitter[run, :depth])
-            rows.append(vector_of(model.begin(jnp.asarray(scales.astype(np.float32)))))
+            rows.append(vector_of(model.begin(as_array(scales.astype(np.float32)))))
     return np.stack(rows).reshape(runs, len(setting.depths), -1)
 
 
@@ -216,4 +216,4 @@ def _convert(before: Parameters, after: Parameters, vectors: np.ndarray) -> np.n
     def one(vector: Array) -> Array:
         return after.vector(after.template.write(before.build(vector)))
 
-    return np.asarray(jax.jit(jax.vmap(jax.vmap(one)))(jnp.asarray(vectors)))
+    return np.asarray(jax.jit(jax.vmap(jax.vmap(one)))(as_array(vectors)))

@@ -10,6 +10,7 @@ import numpy as np
 from scipy.optimize import minimize
 
 from lfom.core import checks
+from lfom.core.arrays import as_array
 from lfom.core.methods import Algorithm
 from lfom.core.parameters import dimension
 from lfom.core.problems import Quadratic
@@ -90,9 +91,9 @@ def _mean_losses(
     example = build(*[0.5] * parameters, steps)
     if not example.is_polynomial or dimension(example) is not None:
         compiled = jax.jit(lambda values: jnp.mean(losses(build(*values, steps), quadratics), axis=-1))
-        return lambda grid: np.stack([np.asarray(compiled(jnp.asarray(values))) for values in grid])
+        return lambda grid: np.stack([np.asarray(compiled(as_array(values))) for values in grid])
     h = 1.2 * float(jnp.max(jnp.linalg.eigvalsh(jnp.moveaxis(quadratics.gram[..., :1_000], -1, 0))))
-    H, g, t = (np.asarray(a, np.float64) for a in moments(quadratics, None, steps, jnp.asarray(h)))
+    H, g, t = (np.asarray(a, np.float64) for a in moments(quadratics, None, steps, as_array(h)))
     run = jax.jit(jax.vmap(lambda values: coefficients(build(*values, steps), h)))
 
     def from_moments(grid: np.ndarray) -> np.ndarray:
