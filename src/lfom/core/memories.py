@@ -147,7 +147,9 @@ def _never_read(bank: Any, shape: tuple[int, ...]) -> np.ndarray:
 
 def _own(bank: Any, shape: tuple[int, ...]) -> np.ndarray:
     """Gamma_l^l: what multiplies the direction just read."""
-    return (np.ones(shape, bool) if bank.tied else np.eye(*shape, dtype=bool)) & (not bank.own_is_one)
+    if bank.own_is_one:
+        return np.zeros(shape, bool)
+    return np.ones(shape, bool) if bank.tied else np.arange(shape[0])[:, None] == np.arange(shape[1])
 
 
 class Bank(Memory):
@@ -161,7 +163,7 @@ class Bank(Memory):
     gamma: Coefficient = part(
         axes=lambda bank: "past" if bank.tied else "layers past", unread=_never_read, scales=_own
     )
-    tied: bool = eqx.field(static=True)
+    tied: bool = eqx.field(static=True)  # type: ignore[misc]  # mypy takes `part` for a default
     own_is_one: bool = eqx.field(static=True, default=False)
 
     @property

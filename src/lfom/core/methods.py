@@ -98,7 +98,7 @@ class Method(Algorithm):
     is_scope: ClassVar[bool] = True  # parameters of the memory share their scale with those of this reader
     reader: Reader = part()
     memory: Memory = part("coefficients")
-    layers: int = eqx.field(static=True)
+    layers: int = eqx.field(static=True)  # type: ignore[misc]  # mypy takes `part` for a default
 
     @property
     def depth(self) -> int:

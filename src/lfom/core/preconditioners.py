@@ -280,7 +280,7 @@ class Transformed(Definite):
 
     kind = "transform"
     logs: Float[Array, "*d"] = parameter(axes="*d")
-    transform: str = eqx.field(static=True)
+    transform: str = eqx.field(static=True)  # type: ignore[misc]
 
     def transposed_times(self, vector: Array) -> Array:
         axes = self.logs.ndim

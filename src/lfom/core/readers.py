@@ -312,7 +312,7 @@ class Multiplied(Reader):
     """Another reader's directions times a number of the problem's own."""
 
     reader: Reader = part()
-    factor: Array
+    factor: Array  # type: ignore[misc]
 
     @property
     def views(self) -> tuple[str, ...]:

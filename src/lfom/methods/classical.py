@@ -199,7 +199,9 @@ def _positions(memory: Memory, steps: int) -> tuple[Array, Array | None]:
         position = position + step
         rows.append(position)
     context = jnp.stack([row.context.w.T for row in rows])
-    return context, None if zero.query is None else jnp.stack([row.query.w.T for row in rows])
+    return context, jnp.stack(
+        [row.query.w.T for row in rows if row.query is not None]
+    ) if memory.splits else None
 
 
 def _step_sizes(method: Method) -> Array:

@@ -136,7 +136,7 @@ class Direct:
 
     def prepare(self, vectors: np.ndarray, keys: Array, tried: int) -> None:
         """Compile both programs side by side, by running them over no prompts."""
-        nothing = (keys, np.int32(0), np.int32(0))
+        nothing: Any = (keys, np.int32(0), np.int32(0))
         several = np.repeat(vectors[..., None, :], 1 + tried, axis=-2)
         jobs = [(self._accumulate, vectors), (self._score, several)]
         list(in_threads(lambda job: self._run(*job, *nothing), jobs))

@@ -139,7 +139,7 @@ def plan(
     for kinds in _groups_of(train):
         name = "all" if kinds is None or set(kinds) >= set(kinds_of(model)) else " and ".join(kinds)
         first = model.begin(as_array(np.zeros(model.depth, np.float32)))
-        narrower = jax.tree.structure(first) != jax.tree.structure(model)
+        narrower = bool(jax.tree.structure(first) != jax.tree.structure(model))  # type: ignore[operator]
         if narrower and optimiser.begins_anew(start) and (kinds is None or "A" in kinds):
             phases.append(Phase(f"{name}, one matrix", parameters(first, kinds), optimiser))
             frees = not one_matrix_is_enough if optimiser.every_matrix is None else optimiser.every_matrix
@@ -212,8 +212,6 @@ def _initial(model: Algorithm, first: Parameters, setting: Setting, optimiser: A
 
 def _convert(before: Parameters, after: Parameters, vectors: np.ndarray) -> np.ndarray:
     """The same models in the next phase's parametrisation."""
-
-    def one(vector: Array) -> Array:
-        return after.vector(after.template.write(before.build(vector)))
-
-    return np.asarray(jax.jit(jax.vmap(jax.vmap(one)))(as_array(vectors)))
+    flat = vectors.reshape(-1, vectors.shape[-1])
+    found = [vector_of(after.template.write(from_vector(before.template, vector))) for vector in flat]
+    return np.stack(found).reshape(*vectors.shape[:-1], -1)

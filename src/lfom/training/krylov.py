@@ -191,7 +191,7 @@ class Krylov:
 
     def prepare(self, vectors: np.ndarray, keys: Array, tried: int) -> None:
         """Compile all programs side by side, by running them over no prompts."""
-        nothing = (keys, np.int32(0), np.int32(0), np.zeros(vectors.shape[1], int))
+        nothing: Any = (keys, np.int32(0), np.int32(0), np.zeros(vectors.shape[1], int))
         several = np.repeat(vectors[..., None, :], 1 + tried, axis=-2)
         jobs = [
             lambda: self.equations(vectors, *nothing),
