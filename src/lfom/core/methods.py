@@ -24,6 +24,8 @@ LOGIT = 4.0  # where softmax gates start for a single expert: near the corner, a
 class Algorithm(eqx.Module):
     """A first-order method of fixed depth: its step, and what it needs of a state."""
 
+    switches_off: ClassVar[bool] = True  # whether its last layers may be switched off: it does not look ahead
+
     @property
     @abc.abstractmethod
     def depth(self) -> int: ...
