@@ -16,13 +16,11 @@ from lfom.core import checks
 from lfom.core.arrays import as_array, numpy_or_jax, on_host, ones
 from lfom.core.checks import InputError
 from lfom.core.coefficients import CoordinateWise, Pair, Scalar
-from lfom.core.memories import Bank, Conjugate, Forget, Memory, Register
+from lfom.core.memories import Bank, Conjugate, Forget, Register
 from lfom.core.methods import Method
-from lfom.core.parameters import at_layer, dimension, sizes
+from lfom.core.parameters import dimension
 from lfom.core.preconditioners import Full, Identity, One, Preconditioner
-from lfom.core.problems import Examples
 from lfom.core.readers import Gradient
-from lfom.core.states import Direction, Iterate, Track
 from lfom.prompts.prompt import Prompt, checked
 
 APPENDIX_B = {"Nesterov": (0.03, 0.9), "momentum": (0.005, 0.9)}  # (eta, beta), eta without 1/n
@@ -167,54 +165,26 @@ def lfom_coefficients(method: Method) -> Float[Array, "steps steps d"]:
     Nesterov, whose gradients sit at v, exact where the gradient is affine in w (quadratics):
     grad(v) is then the same combination of gradients as v is of iterates.
     """
-    context, query = _positions(method.memory, method.depth)
-    scale = _step_sizes(method)
-    if query is None:
-        return -context[1:] * scale[:, None]
-    # v_k = sum_i M[k, i] w_i with rows summing to 1, from v = C d and w = Q d (Q triangular).
-    steps = method.depth
-    C, Q = context[:, :, 0], query[:, :, 0]
-    on_later = jnp.linalg.solve(Q[1:].T, C[:-1].T).T  # weights on w_1 ... w_steps
-    M = jnp.concatenate([1 - on_later.sum(1, keepdims=True), on_later], axis=1)[:, :steps]
-    return -(Q[1:] * scale @ M)[..., None]
-
-
-def _positions(memory: Memory, steps: int) -> tuple[Array, Array | None]:
-    """Where the iterate is after 0..steps steps, as coefficients of the directions, (steps+1,
-    steps, d): found by running the memory on unit directions. Second: the query's, if its own."""
-    if not memory.linear:
-        raise InputError(
-            "conjugate gradients compute their coefficients from each prompt, so they have no "
-            "fixed coefficients. Run them on the prompt instead."
-        )
-    d = sizes(memory).get("d", 1)
-    nowhere = Examples(jnp.zeros((1, d)), jnp.zeros(1))  # linear memories read no problem
-    nothing = Track(jnp.zeros((d, steps)))
-    zero = Direction(nothing, nothing if memory.splits else None)
-    past, position, rows = memory.start(zero, None, nowhere, steps), zero, [zero]
-    for layer in range(steps):
-        unit = Track(jnp.zeros((d, steps)).at[:, layer].set(1))
-        direction = Direction(unit, unit if memory.splits else None)
-        step, past = at_layer(memory, layer)(direction, past, None, nowhere, layer)
-        position = position + step
-        rows.append(position)
-    context = jnp.stack([row.context.w.T for row in rows])
-    return context, jnp.stack(
-        [row.query.w.T for row in rows if row.query is not None]
-    ) if memory.splits else None
-
-
-def _step_sizes(method: Method) -> Array:
-    """a_l of a method that reads the plain gradient, A_l = a_l I: what it makes of the gradient 1."""
     if not method.reader.one_matrix or dimension(method.reader) is not None:
         raise InputError(
             "equation 1.1 has diagonal coefficients: they exist for methods that read the plain "
             "gradient (A_l = a_l I, B = 0). Multiply a full A into the gradient yourself."
         )
-    nowhere = Examples(jnp.zeros((1, 1)), jnp.zeros(1))
-    state = Iterate(Track(jnp.zeros(1)), -jnp.ones(1))
-    read = [nowhere.read(at_layer(method.reader, layer), state) for layer in range(method.depth)]
-    return jnp.concatenate([direction.context.w for direction in read])
+    tables = method.memory.table(method.depth)
+    xp = numpy_or_jax(*tables)
+    # Where the iterate is after every step, in directions d_j: context C, query Q.
+    C, Q = (xp.cumsum(table, axis=0) for table in tables)
+    plain: Any = method.reader.canonical(method.depth, 1)  # with d = 1 a_l I is the number a_l
+    scale = plain.A.all_layers(method.depth, 1)[:, 0, 0]
+    if not method.splits:
+        gamma = -C * scale.reshape(-1, *(1,) * (C.ndim - 2))
+        return jnp.asarray(gamma[..., None] if gamma.ndim == 2 else gamma)
+    # v_k = sum_i M[k, i] w_i with rows summing to 1, from v = C d and w = Q d (Q triangular).
+    steps = method.depth
+    before = xp.concatenate([0 * C[:1], C[:-1]])
+    on_later = xp.linalg.solve(Q.T, before.T).T  # weights on w_1 ... w_steps
+    M = xp.concatenate([1 - on_later.sum(1, keepdims=True), on_later], axis=1)[:, :steps]
+    return jnp.asarray(-(Q * scale @ M)[..., None])
 
 
 def _matrices(name: str, value: Any, steps: int) -> Preconditioner:
