@@ -113,7 +113,7 @@ class LinearRegression(Distribution):
         return self.weights is None
 
     @property
-    def root(self) -> Float[Array, "d d"]:
+    def root(self) -> Any:  # (d, d)
         """F with F^T F = S: x = F^T z for standard normal z."""
         xp, variance, spectrum, rotation = self._known()
         scale = xp.sqrt(variance * spectrum)
@@ -125,11 +125,11 @@ class LinearRegression(Distribution):
         return numpy_or_jax(*arrays), *arrays
 
     @property
-    def covariance(self) -> Float[Array, "d d"]:
+    def covariance(self) -> Any:  # (d, d)
         return self.root.T @ self.root
 
     @property
-    def inverse_root(self) -> Float[Array, "d d"]:
+    def inverse_root(self) -> Any:  # (d, d)
         """F^-1: w = F^-1 z has covariance S^-1."""
         xp, variance, spectrum, rotation = self._known()
         scale = xp.sqrt(variance * spectrum)
