@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lfom.core.arrays import as_array
+from lfom.core.arrays import as_array, on_host
 from lfom.core.checks import InputError
 
 LAYERS = "layers"  # the axis that counts layers: a layer sees its own entry only
@@ -36,6 +36,9 @@ class Declaration:
     unread: Mask | None = None
     scales: str | Mask | None = None
     sets_scale: bool = False
+
+
+CONSTANT = Declaration()  # of a field that says nothing: never trained, whatever part it stands in
 
 
 def parameter(
@@ -139,7 +142,7 @@ def _leaf(node: Any, path: Any, array: Any) -> Leaf:
             found.name + str(key),
             found.scope,
             array,
-            said.kind or found.kind,
+            None if said is CONSTANT else said.kind or found.kind,
             axes,
             found.unread if said.unread is None else said.unread(node, shape),
             scales,
@@ -158,7 +161,7 @@ def _said(node: Any, key: Any) -> Declaration:
     """What the field says that this key leads through; other keys index a tuple or a dictionary."""
     fields = dataclasses.fields(node) if dataclasses.is_dataclass(node) else ()
     said = [field.metadata.get("lfom") for field in fields if field.name == getattr(key, "name", None)]
-    return said[0] if said and said[0] is not None else Declaration()
+    return (said[0] or CONSTANT) if said else Declaration()
 
 
 def _over(mask: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
@@ -271,5 +274,7 @@ def at_layer(tree: Any, layer: int) -> Any:
     arrays = []
     for leaf in leaves(tree):
         at = leaf.axis(LAYERS)
-        arrays.append(leaf.array if at is None else leaf.array[(slice(None),) * at + (layer,)])
+        arrays.append(
+            leaf.array if at is None else as_array(on_host(leaf.array)[(slice(None),) * at + (layer,)])
+        )
     return replaced(tree, arrays)

@@ -11,7 +11,7 @@ from jax import Array
 from jaxtyping import Float, PRNGKeyArray
 
 from lfom.core import checks
-from lfom.core.arrays import matmat, matvec, numpy_or_jax, on_host, pad_axes, transpose
+from lfom.core.arrays import as_array, matmat, matvec, numpy_or_jax, on_host, pad_axes, transpose
 from lfom.core.checks import InputError
 from lfom.core.problems import Quadratic
 from lfom.prompts.prompt import Prompt
@@ -227,7 +227,11 @@ class GaussianMixture(Distribution):
         return eqx.tree_at(
             lambda m: (m.means, m.variances, m.weights),
             self,
-            (self.means[keep], self.variances[keep], jnp.ones_like(self.weights[keep])),
+            (
+                as_array(on_host(self.means)[keep]),
+                as_array(on_host(self.variances)[keep]),
+                as_array(on_host(self.weights)[keep] * 0 + 1),
+            ),
         )
 
     def prompt(self, key: PRNGKeyArray) -> Prompt:

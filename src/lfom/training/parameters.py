@@ -18,7 +18,7 @@ from jaxtyping import Float
 from lfom.core import checks
 from lfom.core.arrays import as_array
 from lfom.core.methods import Algorithm
-from lfom.core.parameters import Leaf, kinds
+from lfom.core.parameters import LAYERS, Leaf, kinds
 from lfom.core.parameters import leaves as declared_leaves
 
 
@@ -107,7 +107,7 @@ def _masks(model: Algorithm, wanted: set[str]) -> tuple[list[Leaf], list[np.ndar
     scaled = {
         leaf.scope
         for leaf, mask in zip(declared, free, strict=True)
-        if leaf.sets_scale and leaf.kind in wanted and mask.any()
+        if leaf.sets_scale and LAYERS in leaf.axes and leaf.kind in wanted and mask.any()
     }
     for leaf, mask in zip(declared, free, strict=True):
         if leaf.scales is not None and leaf.scope in scaled:
