@@ -185,6 +185,7 @@ def _fixed(sets: list[Quadratic], chunk: int, hold_out: float) -> Fixed:
         )
         if probe.ndim == 2:
             probe = np.broadcast_to(probe[..., None], (*probe.shape, prompts))
-        return Quadratic(*(as_array(cut(a)) for a in (gram, moment, probe, target)))
+        parts: Any = [as_array(cut(a)) for a in (gram, moment, probe, target)]
+        return Quadratic(*parts)
 
     return Fixed(stack([one(item) for item in sets]), prompts, size, counts[0], held)
