@@ -4,13 +4,17 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: reproduce test lint setup clean
+.PHONY: reproduce test mutants lint setup clean
 
 reproduce: setup
 	$(BIN)/lfom reproduce
 
 test: setup lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+# Slips put into a copy of the code, one at a time: how many do the tests see? (tests/mutants)
+mutants: setup
+	$(BIN)/python -m tests.mutants
 
 lint: setup
 	$(BIN)/ruff check .

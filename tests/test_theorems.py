@@ -6,7 +6,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lfom import InputError, conjugate_gradient, gradient_descent, prompt_from_arrays, reference, run, theorems
+from lfom import (
+    InputError,
+    conjugate_gradient,
+    gradient_descent,
+    prompt_from_arrays,
+    reference,
+    run,
+    theorems,
+)
 from tests.helpers import make_batch, make_prompt, matrices, relative
 
 DEPTH = 3

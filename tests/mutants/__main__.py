@@ -83,7 +83,7 @@ def check_unchanged(trees: Sequence[Path], slips: Sequence[Slip]) -> None:
         min(parts, key=len).extend(whole or tests)
     jobs = [(tree, part) for tree, part in zip(trees, parts, strict=True) if part]
     with ThreadPoolExecutor(len(jobs)) as pool:
-        ended = list(pool.map(lambda job: run_tests(*job, LIMIT_UNCHANGED), jobs))
+        ended = list(pool.map(lambda job: run_tests(job[0], job[1], LIMIT_UNCHANGED), jobs))
     for code, printed in ended:
         if code != PASSED:
             sys.exit(f"{printed}\nthe tests do not pass on the code as it is (pytest's exit code {code})")
@@ -103,7 +103,7 @@ def tried(slip: Slip, tree: Path) -> Outcome:
         return Outcome(slip, "caught (time)", seconds, f"took more than {LIMIT} s")
     if code not in (PASSED, FAILED, INTERRUPTED):
         raise RuntimeError(f"{printed}\nslip {slip.name!r}: pytest's exit code is {code}")
-    seen = re.search(r"^(?:FAILED|ERROR) (\S+)", printed, flags=re.MULTILINE)
+    seen = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", printed, flags=re.MULTILINE)
     return Outcome(slip, "SURVIVED" if code == PASSED else "caught", seconds, seen[1] if seen else "")
 
 
