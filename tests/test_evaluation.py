@@ -96,6 +96,16 @@ def made_up(name: str, last: np.ndarray) -> Score:
     return Score(name, mean, stderr, last, prompts)
 
 
+def test_medians_and_tails_are_those_of_the_prompts() -> None:
+    last = np.random.default_rng(0).exponential(size=(2, 20_000)) ** 3
+    score = made_up("cubes", last)
+    ordered = np.sort(last, axis=1)
+    assert score.log_median == pytest.approx(np.log(ordered[:, 9_999:10_001].mean(axis=1)).mean())
+    assert score.worst_share == pytest.approx(np.mean(ordered[:, -2:].sum(axis=1) / ordered.sum(axis=1)))
+    assert score.log_loss == pytest.approx(np.log(last.mean(axis=1)).mean())
+    assert score.spread == pytest.approx(abs(np.diff(np.log(last.mean(axis=1)))[0]) / np.sqrt(2))
+
+
 @pytest.mark.parametrize("runs", [1, 4])
 def test_the_standard_error_of_a_difference_is_its_spread_over_repetitions(runs: int) -> None:
     """Two methods with losses that go together, as on the same prompts; runs differ by themselves too."""

@@ -13,7 +13,9 @@ from lfom.commands.problem_files import write_solutions
 from lfom.report import plot_experiment, write_report
 from lfom.report.methods import plot_method
 from lfom.reproduce import MARK, prepare_folder
+from lfom.training import checkpoints
 from tests.learned_problems import fresh_regressions, learned
+from tests.test_checkpoints import checkpoint
 from tests.test_report import CLAIMS, small_meta, small_rows, write_folder
 
 OLD = b"what was here before"
@@ -29,10 +31,15 @@ def solve(path: Path) -> None:
         write_solutions(path, learned("scalar").solve(fresh_regressions()))
 
 
+def keep(path: Path) -> None:
+    checkpoints.save(path, checkpoint())
+
+
 WRITERS: dict[str, Callable[[Path], object]] = {
     "method.safetensors": save,
     "method.png": lambda path: plot_method(learned("scalar"), path),
     "solutions.npz": solve,
+    "checkpoint.safetensors": keep,
     "report.html": lambda path: write_report(path.parent),
     "small/figure.png": lambda path: plot_experiment(path.parent),
     MARK: lambda path: prepare_folder(path.parent),

@@ -152,6 +152,24 @@ def test_hard_problems_count_less_than_typical_ones() -> None:
     np.testing.assert_allclose(by_hand(method, problems, 3)[-1], wanted, rtol=1e-8, atol=1e-10)
 
 
+def of_their_own(first: int, last: int, d: int) -> lfom.LinearSystems:
+    """Problem p is the identity, but for coordinate p: all are alike, and none has met another's."""
+    own = np.eye(d)[first:last]
+    return lfom.LinearSystems(np.eye(d) + 99 * own[:, None] * own[:, :, None], 1 + 9 * own)
+
+
+@pytest.mark.parametrize(("count", "how"), [(50, "held out"), (20, "cross-validated")])
+def test_expected_accuracy_is_that_of_problems_not_learned_from(count: int, how: str) -> None:
+    d = count + 4
+    learning, fresh = of_their_own(0, count, d), of_their_own(count, d, d)
+    method = lfom.learn(learning, 1, "conjugate:diagonal", iterations=0)
+    accuracy = method.record.accuracy
+    assert accuracy.how == how
+    known, new = (relative_errors(some, method.solve(some).value) for some in (learning, fresh))
+    assert known.min() < new.min() - 0.01  # a problem that was learned from is solved better
+    assert abs(accuracy.median[-1] - new[0]) < (1e-9 if how == "held out" else 0.003)
+
+
 def test_structures_that_are_tried_together_score_as_they_do_alone() -> None:
     problems = fresh_regressions()
     names = [
