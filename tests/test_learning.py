@@ -358,6 +358,12 @@ def test_precisions_do_not_mix() -> None:
     np.testing.assert_allclose(solution.value, double.value, atol=1e-3)
     with pytest.raises(InputError, match="float64 and these problems of float32"):
         method.solve(fresh)
+    single = method.astype("float32")
+    ratio = float(np.finfo(np.float32).eps / np.finfo(np.float64).eps)
+    assert single.floor == pytest.approx(ratio * method.floor)
+    with pytest.raises(InputError, match="rounded off at"):
+        single.solve(fresh, tolerance=single.floor / 2)
+    assert single.astype("float64").floor == pytest.approx(method.floor)
 
 
 def test_the_same_seed_learns_the_same_method() -> None:

@@ -37,6 +37,35 @@ def test_a_problem_counts_steps_until_it_meets_the_tolerance_and_no_further(case
     np.testing.assert_allclose(stopped.residuals, held, rtol=1e-6, atol=1e-12)
 
 
+def test_a_tolerance_is_met_by_the_residual_itself_not_by_its_recurrence() -> None:
+    """Ill-conditioned systems in float32: rounding leaves more than 1e-4 of most of them, while the residual
+    that conjugate gradients carry along goes on falling."""
+    rng, limit = np.random.default_rng(0), 1e-4
+    Q = np.linalg.qr(rng.normal(size=(50, 6, 6)))[0]
+    A = np.einsum("pij,j,pkj->pik", Q, np.geomspace(1e-5, 1, 6), Q).astype(np.float32)
+    A, b = (A + A.swapaxes(1, 2)) / 2, rng.normal(size=(50, 6)).astype(np.float32)
+    found = learned("conjugate:jacobi+diagonal").astype("float32").solve(lfom.LinearSystems(A, b), 60, limit)
+    left = b - np.einsum("pij,pj->pi", A.astype(float), np.asarray(found.value, float))
+    share = np.linalg.norm(left, axis=1) / np.linalg.norm(b, axis=1)
+    met = found.status // 10 == 1
+    assert 0 < met.sum() < 25
+    assert share[met].max() < 2 * limit
+    assert share[~met].min() > limit / 2
+
+
+def test_a_ridge_is_part_of_the_problem() -> None:
+    """One per problem, from none to a large one: the solutions are those of ridge regression."""
+    plain = fresh_regressions(ridge=0.0)
+    ridges = np.geomspace(1e-4, 10, len(plain))
+    ridges[0] = 0
+    problems = lfom.LeastSquaresProblems(plain.X, plain.y, ridges)
+    X, y = np.asarray(plain.X), np.asarray(plain.y)
+    gram = np.einsum("pni,pnj->pij", X, X) / X.shape[1] + ridges[:, None, None] * np.eye(6)
+    wanted = np.linalg.solve(gram, np.einsum("pni,pn->pi", X, y)[..., None] / X.shape[1])[..., 0]
+    found = learned("conjugate:jacobi+diagonal").solve(problems, tolerance=1e-10)
+    np.testing.assert_allclose(found.value, wanted, rtol=1e-6, atol=1e-8)
+
+
 def bowl(w: jax.Array, data: Any) -> jax.Array:
     steep, centre = data
     return steep * ((w - centre) ** 2).sum() / 2
