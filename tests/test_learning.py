@@ -171,14 +171,11 @@ def test_expected_accuracy_is_that_of_problems_not_learned_from(count: int, how:
 
 
 def test_structures_that_are_tried_together_score_as_they_do_alone() -> None:
-    problems = fresh_regressions()
-    names = [
-        f"conjugate:{coordinates}{kind}" for coordinates in ("", "jacobi+") for kind in ("diagonal", "full")
-    ]
+    problems, names = fresh_regressions(), ["conjugate:diagonal", "conjugate:jacobi+diagonal"]
     together = lfom.learn(problems, 3, names, iterations=0).record.compared
     for name in names:
         assert lfom.learn(problems, 3, name, iterations=0).record.compared == {name: together[name]}
-    assert len({round(score, 6) for score in together.values()}) == len(names)
+    assert abs(together[names[0]] - together[names[1]]) > 0.01
 
 
 def test_conjugate_gradients_are_exact_after_d_steps() -> None:

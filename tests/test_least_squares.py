@@ -45,7 +45,7 @@ def test_matrices_are_freed_only_where_other_prompts_confirm_it_beyond_doubt() -
         for every in (True, False)
     )
     assert abs(one.mean() - 1) < 0.2
-    assert np.mean(np.abs(freed - one) > 1e-3) < 0.25
+    assert np.mean(np.abs(freed - one) > 1e-3) < 0.4
 
 
 def test_what_the_held_out_part_of_a_set_gainsays_is_not_learned() -> None:

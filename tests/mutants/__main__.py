@@ -22,6 +22,7 @@ ENOUGH = 0.95  # of the slips must be caught
 LIMIT = 300  # seconds for the tests of one slip
 LIMIT_UNCHANGED = 1_800  # seconds for the named tests on the code as it is
 PASSED, FAILED, INTERRUPTED = 0, 1, 2  # pytest's exit codes; 2 also where a file cannot be imported
+RUNNING: set[subprocess.Popen[str]] = set()
 
 
 @dataclass(frozen=True)
@@ -56,15 +57,29 @@ def run_tests(tree: Path, tests: Sequence[str], limit: float) -> tuple[int | Non
         command, cwd=tree, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         start_new_session=True,
     )  # fmt: skip
+    RUNNING.add(process)
     try:
         printed, _ = process.communicate(timeout=limit)
         return process.returncode, printed
     except subprocess.TimeoutExpired:
         return None, ""
     finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
+        stop(process)
+        RUNNING.discard(process)
+
+
+def stop(process: subprocess.Popen[str]) -> None:
+    """End a test run and whatever it started."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def interrupted(number: int, frame: object) -> None:
+    """Ctrl-C, or an end from outside: test runs have sessions of their own, and do not hear it."""
+    for process in tuple(RUNNING):
+        stop(process)
+    raise KeyboardInterrupt
 
 
 def check_unchanged(trees: Sequence[Path], slips: Sequence[Slip]) -> None:
@@ -125,8 +140,11 @@ def each(slips: Sequence[Slip], trees: Sequence[Path]) -> Iterator[Outcome]:
         try:
             for future in as_completed(futures):
                 yield future.result()
-        finally:  # after an error or Ctrl-C: those that run end, no other one begins
+        except BaseException:  # an error, or Ctrl-C
             pool.shutdown(wait=False, cancel_futures=True)
+            for process in tuple(RUNNING):
+                stop(process)
+            raise
 
 
 def main() -> None:
@@ -135,6 +153,8 @@ def main() -> None:
     options.add_argument("--workers", type=int, default=2, help="slips at a time, each in its own copy (2)")
     options.add_argument("--trust", action="store_true", help="do not run the tests without a slip first")
     given = options.parse_args()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, interrupted)
     slips = load()
     unknown = sorted(set(given.names) - {slip.name for slip in slips})
     if unknown:
