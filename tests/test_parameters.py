@@ -8,7 +8,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lfom import Adam, InputError, LeastSquares, LinearRegression, Method, evaluate, fit, memformer, mixture, run
+from lfom import (
+    Adam,
+    InputError,
+    LeastSquares,
+    LinearRegression,
+    Method,
+    evaluate,
+    fit,
+    memformer,
+    mixture,
+    run,
+)
 from lfom.core.coefficients import Coefficient
 from lfom.core.memories import Bank, Forget, Memory, Register
 from lfom.core.parameters import (
@@ -229,7 +240,9 @@ def test_a_layer_sees_its_own_numbers_and_all_that_is_past() -> None:
         np.testing.assert_array_equal(one.heads[0].memory.gamma.value, model.heads[0].memory.gamma.value)
         np.testing.assert_array_equal(one.heads[1].reader.A.scale, layer + 1)
         np.testing.assert_array_equal(one.heads[1].reader.A.half, model.heads[1].reader.A.half)
-        np.testing.assert_array_equal(one.heads[1].memory.gamma.query, model.heads[1].memory.gamma.query[layer])
+        np.testing.assert_array_equal(
+            one.heads[1].memory.gamma.query, model.heads[1].memory.gamma.query[layer]
+        )
         np.testing.assert_array_equal(one.gates, model.gates[:, layer])
         again = here([array[layer] for array in stacked])
         assert jax.tree.all(jax.tree.map(np.array_equal, again, one))
@@ -241,7 +254,9 @@ def test_cutting_keeps_the_first_layers_of_everything_that_counts_them() -> None
     np.testing.assert_array_equal(short.gates, model.gates[:, :2])
     np.testing.assert_array_equal(short.heads[0].reader.A.matrices, model.heads[0].reader.A.matrices[:2])
     np.testing.assert_array_equal(short.heads[0].memory.gamma.value, model.heads[0].memory.gamma.value[:2])
-    np.testing.assert_array_equal(short.heads[1].memory.gamma.query, model.heads[1].memory.gamma.query[:2, :2])
+    np.testing.assert_array_equal(
+        short.heads[1].memory.gamma.query, model.heads[1].memory.gamma.query[:2, :2]
+    )
     np.testing.assert_array_equal(short.heads[1].reader.A.half, model.heads[1].reader.A.half)
 
 
@@ -342,9 +357,7 @@ def test_a_memory_of_one_number_is_trained_and_comes_back(optimiser: Any) -> Non
     assert fitted.per_run(1)[0].depth == 1
     # It is the same as the register that it stands for, and better than none.
     register = Register(jnp.ones(DEPTH), jnp.full(DEPTH, model.memory.decay))
-    found = log_losses(
-        model=model, register=Method(model.reader, register, DEPTH), start=start
-    )
+    found = log_losses(model=model, register=Method(model.reader, register, DEPTH), start=start)
     assert found["model"] == pytest.approx(found["register"], abs=1e-4)
     assert found["model"] < found["start"] - 0.1
 
