@@ -128,6 +128,8 @@ def _leaf(node: Any, path: Any, array: Any) -> Leaf:
             field = {f.name: f for f in dataclasses.fields(node)}.get(key.name)
             declaration = field.metadata.get("lfom") if field is not None else None
         walked += str(key)
+        if declaration is None and hasattr(key, "name") and key is path[-1]:  # an array that nothing is said of
+            return Leaf(walked, scope, array, None, (), None, None, False)
         if declaration is not None:
             kind = declaration.kind or kind
             own = declaration.axes(node) if callable(declaration.axes) else declaration.axes
@@ -184,7 +186,9 @@ def sizes(tree: Any) -> dict[str, int]:
 def dimension(tree: Any) -> int | None:
     """d of a method; None if it works for every d (its matrices are multiples of the identity)."""
     known = sizes(tree)
-    return known.get("d", known["rows"] - 1 if "rows" in known else None)
+    if "rows" in known:
+        known.setdefault("d", known["rows"] - 1)
+    return known.get("d", known.get("size"))
 
 
 def check_layers(tree: Any, depth: int) -> None:
