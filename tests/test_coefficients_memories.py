@@ -7,6 +7,7 @@ import pytest
 
 from lfom.core.coefficients import Coefficient, Pair, Scalar
 from lfom.core.memories import Bank, Forget, Memory, Register, scalar_bank
+from lfom.core.parameters import at_layer
 from lfom.core.problems import Tokens
 from lfom.core.states import Direction, Track
 from tests.helpers import coefficient
@@ -19,10 +20,11 @@ def tokens(seed: int) -> jax.Array:
     return jnp.asarray(np.random.default_rng(seed).normal(size=(D + 1, N + 1)))
 
 
-def steps(memory: Memory) -> list[np.ndarray]:
-    past, found = memory.start(), []
+def steps(memory: Memory, room: int | None = None) -> list[np.ndarray]:
+    """The steps of every layer; with room, what is remembered has one size throughout."""
+    past, found = at_layer(memory, 0).start(jnp.zeros((D + 1, N + 1)), None, NOWHERE, room), []
     for layer in range(DEPTH):
-        step, past = memory(tokens(layer), past, None, NOWHERE, layer)
+        step, past = at_layer(memory, layer)(tokens(layer), past, None, NOWHERE, layer)
         found.append(np.asarray(step))
     return found
 
@@ -82,13 +84,15 @@ def test_the_register_accumulates_with_gamma(x64: None) -> None:
 def test_the_bank_weights_every_stored_direction(kind: str, tied: bool, own_is_one: bool, x64: None) -> None:
     lead = (DEPTH,) if tied else (DEPTH, DEPTH)
     gamma = coefficient(kind, np.random.default_rng(0), lead, D, N)
-    for layer, step in enumerate(steps(Bank(gamma, tied, own_is_one))):
+    bank = Bank(gamma, tied, own_is_one)
+    for layer, (step, in_room) in enumerate(zip(steps(bank), steps(bank, room=DEPTH), strict=True)):
         wanted = np.zeros((D + 1, N + 1))
         for j in range(layer + 1):
             pick = j if tied else (layer, j)  # Gamma_j, or Gamma_j^l
             weight = as_gamma(jax.tree.map(lambda leaf, pick=pick: leaf[pick], gamma))
             wanted += (1.0 if own_is_one and j == layer else weight) * np.asarray(tokens(j))
         np.testing.assert_allclose(step, wanted, atol=1e-12)
+        np.testing.assert_allclose(in_room, wanted, atol=1e-12)
 
 
 def test_only_a_pair_and_values_per_token_split_context_and_query() -> None:

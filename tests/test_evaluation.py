@@ -17,7 +17,7 @@ from lfom.limits.optimum import exact_optimum, with_preconditioner
 from lfom.methods.classical import preconditioned_gradient_descent
 from lfom.training import PerRun, evaluation
 from lfom.training.evaluation import evaluate_on
-from lfom.training.parameters import truncate
+
 from tests.helpers import draw_prompts, draw_quadratics
 
 SPECTRA, CONTEXT, CHUNK = ([1.0, 0.5], [2.0, 0.25]), 8, 40
@@ -30,11 +30,11 @@ def methods() -> dict[str, Any]:
     each = [jax.tree.map(lambda a, s=s: s * a, model) for s in (1.0, 0.7)]
     return {
         "GD": gradient_descent(0.3, 3),
-        "GD, two steps": truncate(gradient_descent(0.4, 3), 2),
+        "GD, two steps": gradient_descent(0.4, 3).truncated(2),
         "NAG": nesterov(0.2, 0.5, 3),
         "CGD": conjugate_gradient(2),
         "model": PerRun(stack(each)),
-        "model, one layer": PerRun(truncate(stack(each), 1)),
+        "model, one layer": PerRun(stack(each).truncated(1)),
     }
 
 
@@ -93,7 +93,7 @@ def test_other_numbers_depths_and_runs_compile_nothing() -> None:
     evaluate({"GD": gradient_descent(0.3, 3)}, one, prompts=CHUNK, chunk=CHUNK, key=KEY)
     program: Any = evaluation._sums
     before = program._cache_size()
-    several = {"a": gradient_descent(0.1, 3), "b": truncate(gradient_descent(0.2, 3), 2)}
+    several = {"a": gradient_descent(0.1, 3), "b": gradient_descent(0.2, 3).truncated(2)}
     evaluate(several, stack([one] * 3), prompts=3 * CHUNK, chunk=CHUNK, key=KEY)
     assert program._cache_size() == before
 

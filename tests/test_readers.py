@@ -6,6 +6,7 @@ import pytest
 
 from lfom import Method, reference, run
 from lfom.core.memories import Forget
+from lfom.core.parameters import at_layer
 from lfom.core.preconditioners import Full, Identity, One, Preconditioner, Scaled, Shared
 from lfom.core.problems import Quadratic, Tokens
 from lfom.core.readers import Attention, Gradient, Heads, Reader, SoftmaxAttention
@@ -22,9 +23,8 @@ def normal(seed: int, *shape: int) -> np.ndarray:
 def test_linear_attention_masks_the_query_and_divides_by_n(x64: None) -> None:
     P, Q, Z = normal(0, 2, D + 1, D + 1), normal(1, 2, D + 1, D + 1), normal(2, D + 1, N + 1)
     for layer in range(2):
-        found = Attention(jnp.asarray(P), jnp.asarray(Q)).on_tokens(
-            jnp.asarray(Z), Tokens(jnp.asarray(Z)), layer
-        )
+        reader = at_layer(Attention(jnp.asarray(P), jnp.asarray(Q)), layer)
+        found = reader.on_tokens(jnp.asarray(Z), Tokens(jnp.asarray(Z)))
         np.testing.assert_allclose(found, reference.attention(Z, P[layer], Q[layer]) / N, rtol=1e-10)
 
 
@@ -37,9 +37,8 @@ def test_softmax_attention_is_the_papers(x64: None) -> None:
         shares = np.exp(scores - scores.max())
         shares /= shares.sum()  # over all tokens: the mask comes after the softmax
         wanted[:, column] = sum(shares[i] * V[0] @ Z[:, i] for i in range(N)) / N
-    found = SoftmaxAttention(*(jnp.asarray(W) for W in (V, K, Q))).on_tokens(
-        jnp.asarray(Z), Tokens(jnp.asarray(Z)), 0
-    )
+    reader = at_layer(SoftmaxAttention(*(jnp.asarray(W) for W in (V, K, Q))), 0)
+    found = reader.on_tokens(jnp.asarray(Z), Tokens(jnp.asarray(Z)))
     np.testing.assert_allclose(found, wanted, rtol=1e-9)
 
 
@@ -49,7 +48,7 @@ def test_the_sparse_parametrisation_is_attention_with_its_p_and_q(with_b: bool, 
     reader = Gradient(Full(jnp.asarray(A[None])), None if B is None else Full(jnp.asarray(B[None])))
     P, Q = reference.sparse_weights(A, B)
     np.testing.assert_allclose(
-        reader.on_tokens(jnp.asarray(Z), Tokens(jnp.asarray(Z)), 0),
+        at_layer(reader, 0).on_tokens(jnp.asarray(Z), Tokens(jnp.asarray(Z))),
         reference.attention(Z, P, Q) / N,
         rtol=1e-9,
     )
@@ -60,7 +59,7 @@ def test_on_iterates_it_reads_minus_a_transposed_times_the_gradient(x64: None) -
     prompt, A = make_prompt(0, N, D, noise=0.3), normal(0, D, D)
     problem = Quadratic.of(prompt)
     state = problem.start(splits=False, moves_covariates=False)
-    found = Gradient(Full(jnp.asarray(A[None]))).on_iterates(state, problem, 0).context.w
+    found = at_layer(Gradient(Full(jnp.asarray(A[None]))), 0).on_iterates(state, problem).context.w
     gradient = reference.gradient(np.asarray(prompt.X), np.asarray(prompt.y), np.zeros(D))
     np.testing.assert_allclose(found, -A.T @ gradient, rtol=1e-10)
 
@@ -80,10 +79,11 @@ PRECONDITIONERS: dict[str, tuple[Preconditioner, np.ndarray]] = {
 @pytest.mark.parametrize("name", PRECONDITIONERS)
 def test_a_preconditioner_acts_as_its_matrix_transposed(name: str) -> None:
     preconditioner, matrix = PRECONDITIONERS[name]
-    np.testing.assert_allclose(preconditioner.matrix(1, D), matrix, rtol=1e-5)
+    preconditioner = at_layer(preconditioner, 1)
+    np.testing.assert_allclose(preconditioner.matrix(D), matrix, rtol=1e-5)
     for v in (normal(1, D), normal(1, D, 4)):  # one prompt, and prompts last
         np.testing.assert_allclose(
-            preconditioner.transposed_times(1, jnp.asarray(v)), matrix.T @ v, rtol=1e-4, atol=1e-5
+            preconditioner.transposed_times(jnp.asarray(v)), matrix.T @ v, rtol=1e-4, atol=1e-5
         )
 
 
@@ -91,9 +91,8 @@ def test_heads_add_up(x64: None) -> None:
     Z = jnp.asarray(normal(2, D + 1, N + 1))
     readers = tuple(Gradient(Full(jnp.asarray(normal(seed, 1, D, D)))) for seed in range(3))
     heads = Heads(readers)
-    np.testing.assert_allclose(
-        heads.on_tokens(Z, Tokens(Z), 0), sum(r.on_tokens(Z, Tokens(Z), 0) for r in readers), rtol=1e-10
-    )
+    alone = [at_layer(reader, 0).on_tokens(Z, Tokens(Z)) for reader in readers]
+    np.testing.assert_allclose(at_layer(heads, 0).on_tokens(Z, Tokens(Z)), sum(alone), rtol=1e-10)
     assert not heads.moves_covariates
     B = Full(jnp.asarray(normal(3, 1, D, D)))
     assert Heads((*readers, Gradient(readers[0].A, B))).moves_covariates

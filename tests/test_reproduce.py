@@ -18,7 +18,9 @@ import lfom.reproduce
 from lfom.cli import app
 from lfom.core.checks import InputError
 from lfom.experiments import EXPERIMENTS
-from lfom.experiments.workbench import Claim, Outcome, Row, Workbench, below, near, verdict
+from lfom.experiments.statistics import below, near, verdict
+from lfom.experiments.workbench import Outcome, Workbench
+from lfom.report.results import Claim, Row
 from lfom.reproduce import MARK, reproduce
 from lfom.training import Score
 

@@ -39,7 +39,7 @@ from lfom.core.problems import Problem, Quadratic, Tokens
 from lfom.core.runs import PerRun, by_run, common_runs
 from lfom.core.threads import in_threads
 from lfom.prompts.prompt import Prompt, checked
-from lfom.training.parameters import from_vector, known_kinds, vector_of
+from lfom.training.parameters import from_vector, known_kinds, parameters, vector_of
 from lfom.training.sources import OF_PROMPT
 
 SETTINGS = ("labelled", "label-free", "per prompt")
@@ -349,7 +349,7 @@ def _has_kinds(model: Any, kinds: tuple[str, ...], setting: str) -> None:
             f"train is {list(kinds)}: per prompt only gates are adapted, since a context has few labels. "
             "Pass train=('gates',), or another setting."
         )
-    if isinstance(model, Mixture) and model.per_prompt:
+    if any(leaf.per_prompt for leaf in leaves(model)):
         raise InputError("the model has gates per prompt already: adapt the one that it came from.")
     if set(kinds) != {"gates"}:
         parameters(model, kinds)  # refuses what this model does not have

@@ -20,7 +20,7 @@ from lfom.methods.memformer import linear_transformer
 from lfom.prompts.distributions import PUBLISHED_SPECTRUM, LinearRegression, haar_rotation
 from lfom.training.adam import Adam, clip_groups, make_block
 from lfom.training.direct import normal_equations
-from lfom.training.parameters import from_scale, parameters
+from lfom.training.parameters import parameters
 
 RUNS, DEPTH, D, CONTEXT, BATCH = 5, 4, 5, 20, 1_000
 
@@ -86,7 +86,7 @@ def bench_train() -> list[Row]:
 def _jacobian_row() -> Row:
     """Normal equations of 2,000 prompts, per-prompt Jacobians with prompts last, against a
     reverse-mode Jacobian of one prompt under vmap."""
-    model = from_scale(linear_transformer(D, DEPTH, key=jax.random.key(1)), jnp.linspace(0.5, 1.5, DEPTH))
+    model = linear_transformer(D, DEPTH, key=jax.random.key(1)).begin(jnp.linspace(0.5, 1.5, DEPTH))
     kinds = parameters(model)
     vector, active = kinds.vector(model), jnp.ones(DEPTH)
     quadratics = LinearRegression(PUBLISHED_SPECTRUM, CONTEXT).quadratics(jax.random.key(2), 2_000)

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import typer
@@ -16,13 +15,12 @@ from rich.table import Table
 
 from lfom.commands.progress import EvaluationProgress
 from lfom.core.checks import count
-from lfom.core.runs import stack
+from lfom.core.runs import PerRun
 from lfom.limits.optimum import Optimum, exact_optimum, sampled_optima, with_preconditioner
 from lfom.methods.classical import conjugate_gradient
-from lfom.prompts.distributions import LinearRegression
 from lfom.training.checkpoints import Checkpoint, load
 from lfom.training.configuration import Configuration, seed_number
-from lfom.training.evaluation import PerRun, Progress, Score, evaluate
+from lfom.training.evaluation import Progress, Score, evaluate
 
 NAMES = {"exact optimum": "optimum", "sampled optimum": "optimum", "preconditioned CGD": "PCGD"}  # in tables
 
@@ -82,14 +80,12 @@ def reference_name(configuration: Configuration) -> str | None:
 
 
 def references(
-    name: str, configuration: Configuration, data: LinearRegression, depths: Sequence[int]
+    name: str, configuration: Configuration, data: PerRun, depths: Sequence[int]
 ) -> Mapping[int, Optimum | PerRun]:
     """The method of this name for each depth."""
     if name == "sampled optimum":  # A = a I: the same for every rotation
-        first = jax.tree.map(lambda a: a[0], data)
-        return sampled_optima(first, depths, configuration.key("optimum"), prompts=400_000)
-    covariances = np.asarray(jax.vmap(lambda one: one.covariance)(data), np.float64)
-    inverses = np.linalg.inv(covariances)
+        return sampled_optima(data[0], depths, configuration.key("optimum"), prompts=400_000)
+    inverses = np.linalg.inv(np.stack([np.asarray(one.covariance, np.float64) for one in data.each()]))
     inverses = (inverses + np.swapaxes(inverses, -1, -2)) / 2
 
     def with_inverse(depth: int, inverse: np.ndarray) -> Any:
@@ -98,7 +94,7 @@ def references(
         optimum = exact_optimum(configuration.model["d"], configuration.data["context"], depth)
         return with_preconditioner(optimum, jnp.asarray(inverse))
 
-    return {depth: PerRun(stack([with_inverse(depth, inverse) for inverse in inverses])) for depth in depths}
+    return {depth: PerRun([with_inverse(depth, inverse) for inverse in inverses]) for depth in depths}
 
 
 def _row(depth: int, scores: dict[str, Score], name: str | None) -> dict[str, Any]:

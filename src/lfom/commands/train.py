@@ -24,8 +24,8 @@ from lfom.methods.memformer import GAMMAS, MEMORIES, PRECONDITIONERS
 from lfom.prompts.distributions import PUBLISHED_SPECTRUM, TEXT_SPECTRUM
 from lfom.training.adam import Adam
 from lfom.training.checkpoints import LICENCE, Checkpoint, load, save, versions
-from lfom.training.configuration import OPTIMISERS, Configuration, default_optimiser, seed_number
-from lfom.training.fitting import fit
+from lfom.training.configuration import OPTIMISERS, Configuration, seed_number
+from lfom.training.fitting import default_optimiser, fit
 from lfom.training.least_squares import LeastSquares
 from lfom.training.parameters import KINDS
 from lfom.training.state import Diverged, State
@@ -362,7 +362,7 @@ def _optimiser(name: str | None, adam: dict[str, Any], configuration: Configurat
         names = ", ".join(f"--{option.replace('_', '-')}" for option in given)
         raise InputError(f"{names} belong to Adam: add --optimiser adam, or leave them out.")
     if name is None:
-        return default_optimiser(configuration.template(), configuration.train)
+        return default_optimiser(configuration.template(), configuration.train[0])
     if name == "least-squares":
         return LeastSquares()
     for option in ("steps", "batch"):

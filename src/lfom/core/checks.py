@@ -59,7 +59,8 @@ def real_array(
                 f"{name} has dtype {values.dtype}: the computation needs real floating-point numbers. "
                 "Pass real numbers."
             )
-    array = jnp.asarray(value)
+        value = values if jnp.issubdtype(values.dtype, jnp.floating) else values.astype(float)
+    array = jnp.asarray(value)  # from NumPy's array: nothing is compiled for it
     if not jnp.issubdtype(array.dtype, jnp.floating):
         array = array.astype(float)
     if shape is not None:
@@ -87,7 +88,7 @@ def real_array(
 def positive(name: str, value: object, shape: tuple[int | None, ...] = ()) -> Array:
     """A finite array of the given shape with every entry above zero."""
     array = real_array(name, value, shape)
-    if is_concrete(array) and not bool((array > 0).all()):
+    if is_concrete(array) and not (np.asarray(array) > 0).all():
         raise InputError(
             f"{name} is {np.asarray(array).tolist()}: every entry must be greater than 0. "
             "Pass positive numbers; a direction without variance is left out of the problem."
@@ -117,7 +118,8 @@ def rotation(name: str, value: object, d: int) -> Array:
     """An orthogonal d x d matrix."""
     matrix = real_array(name, value, (d, d))
     if is_concrete(matrix):
-        off = float(np.abs(np.asarray(matrix.T @ matrix) - np.eye(d)).max())
+        known = np.asarray(matrix)
+        off = float(np.abs(known.T @ known - np.eye(d)).max())
         bound = 1e-10 if matrix.dtype == jnp.float64 else 1e-4
         if off > bound:
             raise InputError(
@@ -134,8 +136,9 @@ def symmetric(name: str, value: object) -> Array:
     if matrix.shape[0] != matrix.shape[1]:
         raise InputError(f"{name} has shape {matrix.shape}: it must be square. Pass a (d, d) matrix.")
     if is_concrete(matrix):
-        off = float(jnp.abs(matrix - matrix.T).max())
-        if off > 1e-5 * float(jnp.abs(matrix).max()):
+        known = np.asarray(matrix)
+        off = float(np.abs(known - known.T).max())
+        if off > 1e-5 * float(np.abs(known).max()):
             raise InputError(
                 f"{name} is not symmetric: it differs from its transpose by {off:.2g}. "
                 f"Pass ({name} + {name}.T) / 2 if that is what you mean."

@@ -30,7 +30,9 @@ from lfom.experiments.shifted import (
     shifted_data,
     single_models,
 )
-from lfom.experiments.workbench import Claim, Outcome, Row, Workbench, verdict
+from lfom.experiments.statistics import verdict
+from lfom.experiments.workbench import Outcome, Workbench
+from lfom.report.results import Claim, Row
 from lfom.training import PerRun
 
 TITLE = "Out of distribution: adaptation, and what makes it unnecessary"
@@ -92,7 +94,7 @@ def rows_of(found: OnShifts) -> list[Row]:
 
 
 @eqx.filter_jit
-def gated_losses(models: PerRun, data: object, keys: object, steps: object, count: int) -> jax.Array:
+def gated_losses(models: PerRun, data: PerRun, keys: object, steps: object, count: int) -> jax.Array:
     """Mean losses (runs, 2) before the first and after the last layer; gates per prompt after `steps` steps
     (a number that is not compiled in), or the model's own where it is None."""
 
@@ -103,10 +105,10 @@ def gated_losses(models: PerRun, data: object, keys: object, steps: object, coun
             model = with_gates(model, gates_for(model, context_question(q), steps))
         return jnp.mean(losses(model, q), axis=-1)[jnp.asarray([0, -1])]
 
-    return jax.lax.map(one, (models.method, data, keys))
+    return jax.lax.map(one, (models.stacked, data.stacked, keys))
 
 
-def relative_losses(models: PerRun, data: object, keys: object, steps: int | None, count: int) -> np.ndarray:
+def relative_losses(models: PerRun, data: PerRun, keys: object, steps: int | None, count: int) -> np.ndarray:
     wanted = None if steps is None else jnp.asarray(steps)
     found = np.log(np.asarray(gated_losses(models, data, keys, wanted, count), np.float64))
     return found[:, 1] - found[:, 0]
@@ -117,7 +119,7 @@ def against_budget(bench: Workbench) -> list[Row]:
     runs, count = bench.runs, bench.preset.prompts // 50
     places = [PLACES.index(place) for place in BUDGET_PLACES]
     index = np.concatenate([np.arange(at * runs, (at + 1) * runs) for at in places])
-    data = take(shifted_data(bench), index)
+    data = PerRun(take(shifted_data(bench).stacked, index))
     many = repeated(experts_of(bench, EXPERTS), len(places))
     adapt_keys, keys = (
         jax.random.split(bench.stream(name, "budget"), len(index)) for name in ("adapt", "score")

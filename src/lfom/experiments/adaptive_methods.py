@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from lfom.experiments.workbench import Claim, verdict
+from lfom.experiments.statistics import verdict
+from lfom.report.results import Claim
 
 
 def adagrad(X: np.ndarray, y: np.ndarray, steps: int, eta: float = 0.5) -> np.ndarray:

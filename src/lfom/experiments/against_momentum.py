@@ -1,18 +1,9 @@
 """What the figures nag_vs_Memformer and mgd_vs_Memformer share: one classical method, tuned and not."""
 
-from lfom.experiments.workbench import (
-    Claim,
-    Outcome,
-    Workbench,
-    baseline_rows,
-    below,
-    compare,
-    flatten,
-    near,
-    published_rows,
-    score_rows,
-    verdict,
-)
+from lfom.experiments.rows import baseline_rows, flatten, published_rows, score_rows
+from lfom.experiments.statistics import below, compare, near, verdict
+from lfom.experiments.workbench import Outcome, Workbench
+from lfom.report.results import Claim
 
 
 def against(bench: Workbench, rival: str, experiment: str) -> Outcome:

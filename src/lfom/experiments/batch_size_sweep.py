@@ -1,18 +1,11 @@
 """Section 3.4 on fresh prompts: how many training prompts until shared parameters keep up with CGD."""
 
 from lfom.experiments.fixed_batches import by_size, lower_in_all_runs
+from lfom.experiments.rows import score_rows
 from lfom.experiments.small_batches import LARGE, SMALL, memformers
-from lfom.experiments.workbench import (
-    DEPTHS,
-    Claim,
-    Outcome,
-    Row,
-    Workbench,
-    gap,
-    near,
-    score_rows,
-    verdict,
-)
+from lfom.experiments.statistics import gap, near, verdict
+from lfom.experiments.workbench import DEPTHS, Outcome, Workbench
+from lfom.report.results import Claim, Row
 
 TITLE = "Batch size sweep"
 SECTION = "3.4 and 5"

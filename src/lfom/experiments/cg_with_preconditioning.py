@@ -1,19 +1,9 @@
 """Figure cg_with_preconditioning: the CGD-like Memformer with full matrices."""
 
-from lfom.experiments.workbench import (
-    Claim,
-    Outcome,
-    Workbench,
-    baseline_rows,
-    below,
-    compare,
-    flatten,
-    near,
-    published_rows,
-    score_rows,
-    values,
-    verdict,
-)
+from lfom.experiments.rows import baseline_rows, flatten, published_rows, score_rows
+from lfom.experiments.statistics import below, compare, near, values, verdict
+from lfom.experiments.workbench import Outcome, Workbench
+from lfom.report.results import Claim
 
 TITLE = "CGD-like Memformer with preconditioner"
 SECTION = "3.3, Figure cg_with_preconditioning"

@@ -1,19 +1,9 @@
 """Figure cg_without_preconditioning: the CGD-like Memformer with A = a_l I."""
 
-from lfom.experiments.workbench import (
-    Claim,
-    Outcome,
-    Row,
-    Workbench,
-    baseline_rows,
-    below,
-    compare,
-    flatten,
-    gap,
-    published_rows,
-    score_rows,
-    verdict,
-)
+from lfom.experiments.rows import baseline_rows, flatten, published_rows, score_rows
+from lfom.experiments.statistics import below, compare, gap, verdict
+from lfom.experiments.workbench import Outcome, Workbench
+from lfom.report.results import Claim, Row
 
 TITLE = "CGD-like Memformer without preconditioner"
 SECTION = "3.3, Figure cg_without_preconditioning"

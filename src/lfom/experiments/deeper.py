@@ -2,18 +2,10 @@
 
 from collections.abc import Sequence
 
-from lfom.experiments.workbench import (
-    Claim,
-    Outcome,
-    Workbench,
-    baseline_rows,
-    compare,
-    flatten,
-    near,
-    score_rows,
-    values,
-    verdict,
-)
+from lfom.experiments.rows import baseline_rows, flatten, score_rows
+from lfom.experiments.statistics import compare, near, values, verdict
+from lfom.experiments.workbench import Outcome, Workbench
+from lfom.report.results import Claim
 from lfom.training import Score
 
 KEEPS_UP = 0.1  # "keeps up with CGD": at most this much above it in log loss

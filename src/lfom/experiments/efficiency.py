@@ -6,11 +6,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from lfom.core.runs import take
 from lfom.core.unroll import unroll
 from lfom.experiments.adaptive_methods import claim as adaptive_claim
-from lfom.experiments.workbench import DEPTHS, Claim, Outcome, Row, Workbench, verdict
+from lfom.experiments.statistics import verdict
+from lfom.experiments.workbench import DEPTHS, Outcome, Workbench
 from lfom.methods.classical import conjugate_gradient, momentum
+from lfom.report.results import Claim, Row
 
 TITLE = "Accuracy against gradient evaluations, operations and time"
 SECTION = "6, Efficiency vs. generalization"
@@ -66,7 +67,7 @@ def run(bench: Workbench) -> Outcome:
     learned = ("Linear Transformer", "Memformer", "Conjugate register", "Linear Transformer, GD++")
     found = bench.all_scores([(name, "converged") for name in learned], data)
     curves |= {name: found[name, "converged"] for name in learned}
-    sample = take(data, 0).quadratics(bench.stream("time"), 10_000)
+    sample = data[0].quadratics(bench.stream("time"), 10_000)
     rows, best_ops, best_time = [], {}, {}
     for name, scores in curves.items():
         training = "converged" if name in learned else "none"

@@ -2,20 +2,10 @@
 
 from lfom.experiments.fixed_batches import by_depth, lower_in_all_runs
 from lfom.experiments.learned_lfom import ISOTROPIC, learned_lfom
-from lfom.experiments.workbench import (
-    DEPTHS,
-    Claim,
-    Outcome,
-    Workbench,
-    baseline_rows,
-    below,
-    compare,
-    gap,
-    near,
-    published_rows,
-    score_rows,
-    verdict,
-)
+from lfom.experiments.rows import baseline_rows, published_rows, score_rows
+from lfom.experiments.statistics import below, compare, gap, near, verdict
+from lfom.experiments.workbench import DEPTHS, Outcome, Workbench
+from lfom.report.results import Claim
 
 TITLE = "Learned LFOM against CGD"
 SECTION = "5, Figure ExtractedLFOMvsCGD"

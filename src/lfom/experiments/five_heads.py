@@ -8,25 +8,12 @@ import numpy as np
 
 from lfom.core.preconditioners import Full
 from lfom.core.readers import Gradient, Heads
-from lfom.experiments.workbench import (
-    CONTEXT,
-    DEPTHS,
-    MODELS,
-    Claim,
-    Outcome,
-    Row,
-    Workbench,
-    baseline_rows,
-    below,
-    compare,
-    flatten,
-    gap,
-    published_rows,
-    score_rows,
-    verdict,
-)
+from lfom.experiments.rows import baseline_rows, flatten, published_rows, score_rows
+from lfom.experiments.statistics import below, compare, gap, verdict
+from lfom.experiments.workbench import CONTEXT, DEPTHS, MODELS, Outcome, Workbench, rotations
 from lfom.methods.memformer import memformer, mixture
-from lfom.prompts.distributions import PUBLISHED_SPECTRUM, GaussianMixture, haar_rotation
+from lfom.prompts.distributions import PUBLISHED_SPECTRUM, GaussianMixture
+from lfom.report.results import Claim, Row
 from lfom.training import Adam, Fit, PerRun, Score, fit
 
 TITLE = "One head and five heads"
@@ -123,11 +110,11 @@ def five_trained(bench: Workbench) -> Fit:
 
 def split(bench: Workbench, model: PerRun) -> PerRun:
     """The same model with five heads: their matrices are random and add up to the one head's."""
-    A = model.method.reader.A.matrices
+    A = model.stacked.reader.A.matrices
     noise = jax.random.normal(jax.random.fold_in(bench.key, 19), (HEADS, *A.shape))
     parts = A / HEADS + 0.3 * (noise - noise.mean(axis=0))
     heads = Heads(tuple(Gradient(Full(part)) for part in parts))
-    return PerRun(dataclasses.replace(model.method, reader=heads))
+    return PerRun(dataclasses.replace(model.stacked, reader=heads))
 
 
 def speed(bench: Workbench) -> tuple[list[Row], Claim]:
@@ -159,22 +146,25 @@ def speed(bench: Workbench) -> tuple[list[Row], Claim]:
     return rows, claim
 
 
-def varying_data(bench: Workbench) -> GaussianMixture:
+def varying_data(bench: Workbench) -> PerRun:
     """Three covariances, one for each prompt."""
 
-    def make() -> GaussianMixture:
+    def make() -> PerRun:
         keys = jax.random.split(bench.stream("varying"), bench.runs)
-        return jax.vmap(
-            lambda key: GaussianMixture(
-                [[0.0] * 5] * 3,
-                [0.5, 1.0, 2.0],
-                [1 / 3] * 3,
-                CONTEXT,
-                spectrum=PUBLISHED_SPECTRUM,
-                rotation=haar_rotation(key, 5),
-                weight_mean=False,
-            )
-        )(keys)
+        return PerRun(
+            [
+                GaussianMixture(
+                    [[0.0] * 5] * 3,
+                    [0.5, 1.0, 2.0],
+                    [1 / 3] * 3,
+                    CONTEXT,
+                    spectrum=PUBLISHED_SPECTRUM,
+                    rotation=rotation,
+                    weight_mean=False,
+                )
+                for rotation in np.asarray(rotations(keys, 5))
+            ]
+        )
 
     return bench.keep("varying covariance", make)
 

@@ -10,10 +10,10 @@ import numpy as np
 
 from lfom.core.methods import Algorithm
 from lfom.core.problems import Quadratic
-from lfom.core.runs import concatenate, take
-from lfom.experiments.workbench import DEPTHS, Workbench, at_step
+from lfom.core.runs import PerRun, concatenate, joined, take
+from lfom.experiments.rows import at_step
+from lfom.experiments.workbench import DEPTHS, Workbench
 from lfom.methods.classical import conjugate_gradient
-from lfom.prompts.distributions import LinearRegression
 from lfom.training import Adam, LeastSquares, Score, evaluate, fit
 from lfom.training.evaluation import evaluate_on
 
@@ -50,7 +50,7 @@ def by_size(scores: Scores, depth: int) -> dict[int, Score]:
 def train_on_sets(
     bench: Workbench,
     model: Algorithm,
-    data: LinearRegression,
+    data: PerRun,
     sizes: Sequence[int],
     training: str,
     label: str,
@@ -80,7 +80,7 @@ def train_on_sets(
     methods["CGD"] = conjugate_gradient(max(depths))
     own = scores_on_sets(methods, sets, sizes, runs)
     bench.say(f"scoring models trained on sets ({training}, {label})")
-    many = concatenate([data] * len(sizes))
+    many = joined([data] * len(sizes))
     key = bench.stream("score sets", label)
     new = evaluate(methods, many, prompts=prompts or bench.preset.prompts // 10, key=key)
 
@@ -98,11 +98,11 @@ def train_on_sets(
 @functools.partial(jax.jit, static_argnames="count")
 def asked(data: Any, keys: Any, count: int) -> Quadratic:
     """Prompts with one sampled query; runs lead, prompts are last."""
-    draw = lambda one, key: jax.vmap(Quadratic.of, out_axes=-1)(one.prompts(key, count))  # noqa: E731
-    return jax.vmap(draw)(data, keys)
+    draw = lambda one, key: Quadratic.of(one.prompts(key, count))  # noqa: E731
+    return jax.vmap(draw)(data.stacked, keys)
 
 
-def training_sets(bench: Workbench, data: LinearRegression, sizes: Sequence[int], label: str) -> Quadratic:
+def training_sets(bench: Workbench, data: PerRun, sizes: Sequence[int], label: str) -> Quadratic:
     """Prompts with one sampled query each: sizes and runs on the leading axis, prompts on the last."""
     largest = max(sizes)
     whole = asked(data, jax.random.split(bench.stream("fixed set", label), bench.runs), largest)

@@ -5,23 +5,23 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from lfom.core.problems import Quadratic
 from lfom.core.runs import take
 from lfom.experiments.fixed_batches import asked, scores_on_sets
-from lfom.experiments.workbench import Workbench, at_step
+from lfom.experiments.rows import at_step
+from lfom.experiments.workbench import Workbench
 from lfom.methods.memformer import mixture
 from lfom.training import Fit, LeastSquares, Score, State, fit
-from lfom.training.parameters import parameters
+from lfom.training.parameters import from_vector, vector_of
 
 ADAPTATION = 1_000  # prompts, with the labels of their queries, that gates are fitted on
 
 
 def adaptation_prompts(data: Any, key: Any) -> Quadratic:
     """Prompts with one sampled query; runs lead, prompts are last."""
-    return asked(data, jax.random.split(key, data.spectrum.shape[0]), ADAPTATION)
+    return asked(data, jax.random.split(key, data.runs), ADAPTATION)
 
 
 def fit_gates(
@@ -30,13 +30,12 @@ def fit_gates(
     """One number per head, the same for all layers and prompts, fitted for every run and depth from
     1 / heads; with train=("gates", "coefficients") also the coefficients of every head's memory."""
     first = experts[0]
-    known = parameters(first.template)
     runs, depths = first.vectors.shape[:2]
     start, whole = [], None
     for run in range(runs):
         for at in range(depths):
-            whole = mixture([known.build(jnp.asarray(one.vectors[run, at])) for one in experts])
-            start.append(np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(whole)]))
+            whole = mixture([from_vector(one.template, one.vectors[run, at]) for one in experts])
+            start.append(vector_of(whole))
     assert whole is not None
     items = [take(prompts, run) for run in range(runs)]
     vectors = np.stack(start).reshape(runs, depths, -1)

@@ -9,15 +9,16 @@ import numpy as np
 from jax import Array
 
 from lfom.adaptation import PerPrompt, adapt
-from lfom.core.runs import concatenate, stack
+from lfom.core.runs import PerRun
 from lfom.experiments.fixed_batches import ROUNDING
 from lfom.experiments.gates import adaptation_prompts, fit_gates, on_adaptation_prompts, take_runs
-from lfom.experiments.workbench import CONTEXT, DEPTHS, MODELS, Row, Workbench, at_step, score_rows
+from lfom.experiments.rows import at_step, score_rows
+from lfom.experiments.workbench import CONTEXT, DEPTHS, MODELS, Workbench
 from lfom.methods.classical import conjugate_gradient
 from lfom.methods.memformer import memformer, mixture
 from lfom.prompts.distributions import GaussianMixture
-from lfom.prompts.prompt import Prompt
-from lfom.training import LeastSquares, PerRun, Score, evaluate, fit
+from lfom.report.results import Row
+from lfom.training import LeastSquares, Score, evaluate, fit
 
 MEANS, VARIANCES, WEIGHTS = (2.5, 0.0, -1.0), (0.5, 1.0, 2.0), (0.2, 0.3, 0.5)
 NAMES = ("N(2.5,0.5)", "N(0,1)", "N(-1,2)")
@@ -36,10 +37,10 @@ class Adapted:
     cgd: dict[int, Score]
 
 
-def mixture_data(runs: int) -> GaussianMixture:
+def mixture_data(runs: int) -> PerRun:
     """The mixture of the authors' code, as often as there are runs."""
     one = GaussianMixture([[m] for m in MEANS], VARIANCES, WEIGHTS, CONTEXT, weight_variance="same")
-    return stack([one] * runs)
+    return PerRun([one] * runs)
 
 
 def adapted(bench: Workbench, curve: str) -> Adapted:
@@ -47,8 +48,7 @@ def adapted(bench: Workbench, curve: str) -> Adapted:
 
     def make() -> Adapted:
         runs, data = bench.runs, mixture_data(bench.runs)
-        each = [jax.vmap(lambda one, m=m: one.component(m))(data) for m in range(3)]
-        components = concatenate(each)
+        components = PerRun([one.component(m) for m in range(3) for one in data.each()])
         bench.say(f"training experts: {curve} (d = 1)")
         model = memformer(1, max(DEPTHS), key=jax.random.fold_in(bench.key, 11), **MODELS[curve])
         optimiser = LeastSquares(last=4_000, passes=(25, 3), every_matrix=False)
@@ -62,13 +62,12 @@ def adapted(bench: Workbench, curve: str) -> Adapted:
         if curve != "Linear Transformer":
             fits[BOTH] = fit_gates(bench, experts, prompts, ("gates", "coefficients"))
         methods: dict[str, Any] = {f"{n}|{d}": one.per_run(d) for n, one in fits.items() for d in DEPTHS}
-        methods |= {f"{PER_PROMPT}|{d}": PerRun(PerPrompt(fits[GATES].per_run(d).method)) for d in DEPTHS}
+        methods |= {f"{PER_PROMPT}|{d}": PerRun(PerPrompt(fits[GATES].per_run(d).stacked)) for d in DEPTHS}
         bench.say(f"fitting gates without labels: {curve} (d = 1)")
         contexts = draw(data, jax.random.split(bench.stream("contexts", "mixture"), runs))
         for d in DEPTHS:
             whole = [mixture([one.model(run, d) for one in experts]) for run in range(runs)]
-            many = PerRun(stack(whole))
-            methods[f"{LABEL_FREE}|{d}"] = adapt(many, contexts, setting="label-free").model
+            methods[f"{LABEL_FREE}|{d}"] = adapt(PerRun(whole), contexts, setting="label-free").model
         methods["CGD"] = conjugate_gradient(max(DEPTHS))
         count, key = bench.preset.prompts // 10, bench.stream("score", "mixture")
         found = {n: floored(score) for n, score in evaluate(methods, data, prompts=count, key=key).items()}
@@ -87,8 +86,8 @@ def adapted(bench: Workbench, curve: str) -> Adapted:
 
 
 @jax.jit
-def draw(data: GaussianMixture, keys: Array) -> Prompt:
-    return jax.vmap(lambda one, key: one.prompts(key, FREE))(data, keys)
+def draw(data: PerRun, keys: Array) -> PerRun:
+    return PerRun(jax.vmap(lambda one, key: one.prompts(key, FREE))(data.stacked, keys))
 
 
 def floored(score: Score) -> Score:

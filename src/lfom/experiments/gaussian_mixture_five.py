@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from lfom.adaptation import PerPrompt
-from lfom.core.runs import stack
 from lfom.experiments.drawn import Drawn
 from lfom.experiments.gaussian_mixture import MEANS, VARIANCES, WEIGHTS
 from lfom.experiments.ridge import PENALTIES, Ridge, best_penalty
@@ -22,10 +21,12 @@ from lfom.experiments.shifted import (
     repeated,
     stacked,
 )
-from lfom.experiments.workbench import CONTEXT, MODELS, Claim, Row, Workbench, verdict
+from lfom.experiments.statistics import verdict
+from lfom.experiments.workbench import CONTEXT, MODELS, Workbench
 from lfom.methods.classical import conjugate_gradient
 from lfom.methods.memformer import memformer, mixture
 from lfom.prompts.distributions import GaussianMixture
+from lfom.report.results import Claim, Row
 from lfom.training import LeastSquares, PerRun, evaluate, fit
 
 D, DEPTH, NOISES = 5, 4, (0.0, 0.1)
@@ -67,9 +68,12 @@ def mixtures_in_five(bench: Workbench) -> list[GaussianMixture]:
 
 def component(data: GaussianMixture, m: int) -> Drawn:
     """One component, in the class that is drawn fast."""
-    root = jnp.sqrt(data.variances[m]) * jnp.eye(D)  # "same": w* varies as much as x
-    mean, length = data.means[m], jnp.asarray(float(data.context))
-    return Drawn(root, root, mean, mean, data.noise, length, jnp.asarray(jnp.inf), data.context, False)
+    root = jnp.asarray(
+        np.sqrt(data.variances)[m] * np.eye(D, dtype=np.float32)
+    )  # "same": w* varies as much as x
+    mean, length = jnp.asarray(np.asarray(data.means)[m]), jnp.asarray(np.float32(data.context))
+    infinite = jnp.asarray(np.float32(np.inf))
+    return Drawn(root, root, mean, mean, data.noise, length, infinite, data.context, False)
 
 
 def in_five(bench: Workbench, curve: str = "Memformer, own 1") -> InFive:
@@ -79,7 +83,7 @@ def in_five(bench: Workbench, curve: str = "Memformer, own 1") -> InFive:
         data, runs = mixtures_in_five(bench), bench.runs
         groups = len(data)
         each = [component(one, m) for m in range(3) for one in data]
-        components = stack(each)
+        components = PerRun(each)
         bench.say(f"training experts: {curve} (mixture, d = 5)")
         model = memformer(D, DEPTH, key=jax.random.fold_in(bench.key, 11), **MODELS[curve])
         last = int(6_000 * bench.preset.least_squares)
@@ -90,12 +94,12 @@ def in_five(bench: Workbench, curve: str = "Memformer, own 1") -> InFive:
         bench.say(f"adapting gates: {curve} (mixture, d = 5)")
         methods: dict[str, Any] = {UNADAPTED: many}
         begin = dict.fromkeys((LABEL_FREE, WITH_LABELS), many)
-        methods |= adapted_gates(begin, stack(data), keys, [CONTEXT] * len(NOISES))
+        methods |= adapted_gates(begin, PerRun(data), keys, [CONTEXT] * len(NOISES))
         methods = {name: repeated(one, 3) for name, one in methods.items()}
-        whole = methods[UNADAPTED].method
+        whole = methods[UNADAPTED].stacked
         methods |= {OWN_GATES: PerRun(PerPrompt(whole)), HARD: PerRun(PerPrompt(whole, 0))}
         methods |= {RIGHT: trained.per_run(), "CGD": conjugate_gradient(DEPTH)}
-        methods |= {f"ridge {penalty:g}": Ridge(jnp.asarray(penalty)) for penalty in PENALTIES}
+        methods |= {f"ridge {penalty:g}": Ridge(jnp.asarray(np.float32(penalty))) for penalty in PENALTIES}
         bench.say(f"scoring: {curve} (mixture, d = 5)")
         count = bench.preset.prompts // 20
         scores = evaluate(methods, components, prompts=count, key=bench.stream("score five"))

@@ -3,17 +3,10 @@
 from lfom.experiments import gaussian_mixture_five as five
 from lfom.experiments.gaussian_mixture import GATES, LABEL_FREE, NAMES, PER_PROMPT, adapted, adapted_rows
 from lfom.experiments.gaussian_mixture_five import five_claims, five_rows, in_five
-from lfom.experiments.workbench import (
-    DEPTHS,
-    Claim,
-    Outcome,
-    Workbench,
-    below,
-    compare,
-    published_rows,
-    values,
-    verdict,
-)
+from lfom.experiments.rows import published_rows
+from lfom.experiments.statistics import below, compare, values, verdict
+from lfom.experiments.workbench import DEPTHS, Outcome, Workbench
+from lfom.report.results import Claim
 
 TITLE = "Gated Linear Transformer on a Gaussian mixture"
 SECTION = "4.2, Figure gaussian_mixture_model_ood_lt"

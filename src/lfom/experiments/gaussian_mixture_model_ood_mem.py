@@ -3,18 +3,10 @@
 from lfom.experiments import gaussian_mixture_five as five
 from lfom.experiments.gaussian_mixture import BOTH, GATES, LABEL_FREE, PER_PROMPT, adapted, adapted_rows
 from lfom.experiments.gaussian_mixture_five import five_claims, five_rows, in_five
-from lfom.experiments.workbench import (
-    DEPTHS,
-    Claim,
-    Outcome,
-    Workbench,
-    below,
-    compare,
-    near,
-    published_rows,
-    values,
-    verdict,
-)
+from lfom.experiments.rows import published_rows
+from lfom.experiments.statistics import below, compare, near, values, verdict
+from lfom.experiments.workbench import DEPTHS, Outcome, Workbench
+from lfom.report.results import Claim
 
 TITLE = "Gated Memformer on a Gaussian mixture"
 SECTION = "4.2, Figure gaussian_mixture_model_ood_mem"

@@ -25,10 +25,12 @@ from lfom.experiments.shifted import (
     single_models,
     union_data,
 )
-from lfom.experiments.workbench import CONTEXT, Claim, Outcome, Row, Workbench, verdict
+from lfom.experiments.statistics import verdict
+from lfom.experiments.workbench import CONTEXT, Outcome, Workbench
 from lfom.methods.classical import conjugate_gradient
 from lfom.prompts.distributions import LinearRegression
 from lfom.prompts.shifts import RandomScale
+from lfom.report.results import Claim, Row
 from lfom.training import PerRun, evaluate
 
 TITLE = "How many experts"
@@ -76,7 +78,7 @@ def run(bench: Workbench) -> Outcome:
     bench.say("scoring 1 to 8 experts")
     methods: dict[str, Any] = {**singles, "CGD": conjugate_gradient(DEPTH)}
     for number in NUMBERS:
-        methods[f"{GATES}|{number}"] = PerRun(PerPrompt(experts_of(bench, variances(number)).method))
+        methods[f"{GATES}|{number}"] = PerRun(PerPrompt(experts_of(bench, variances(number)).stacked))
     scores = {n: relative(s) for n, s in evaluate(methods, data, prompts=count, key=key).items()}
     best = best_experts(bench, data, jax.random.split(bench.stream("best expert"), bench.runs), count)
     table = {number: {BEST: best[number], GATES: scores.pop(f"{GATES}|{number}")} for number in NUMBERS}
@@ -118,9 +120,9 @@ def best_experts(bench: Workbench, data: Any, keys: Any, count: int) -> dict[int
     """Relative log loss (runs,) by number of experts, where every prompt takes the expert with the least
     error on its own context."""
     every = [v for number in NUMBERS for v in variances(number)]
-    each = [scaled(base_model(bench), v).per_run(DEPTH).method for v in every]
+    each = [scaled(base_model(bench), v).per_run(DEPTH).stacked for v in every]
     experts = stack(each, axis=1)
-    errors, found = (np.asarray(a, np.float64) for a in expert_losses(experts, data, keys, count))
+    errors, found = (np.asarray(a, np.float64) for a in expert_losses(experts, data.stacked, keys, count))
     table, first = {}, 0
     for number in NUMBERS:
         part = slice(first, first + number)

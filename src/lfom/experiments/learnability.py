@@ -6,7 +6,10 @@ import numpy as np
 
 from lfom.experiments.fixed_batches import by_size
 from lfom.experiments.learned_lfom import ISOTROPIC, learned_lfom
-from lfom.experiments.workbench import Claim, Outcome, Row, Workbench, score_rows, verdict
+from lfom.experiments.rows import score_rows
+from lfom.experiments.statistics import verdict
+from lfom.experiments.workbench import Outcome, Workbench
+from lfom.report.results import Claim, Row
 from lfom.training import Score
 
 TITLE = "Learnability of first-order methods"

@@ -2,22 +2,12 @@
 
 import numpy as np
 
-from lfom.core.runs import take
-from lfom.experiments.workbench import (
-    Claim,
-    Outcome,
-    Workbench,
-    baseline_rows,
-    below,
-    compare,
-    distance_to_identity,
-    flatten,
-    published_rows,
-    score_rows,
-    values,
-    verdict,
-)
-from lfom.prompts.distributions import LinearRegression
+from lfom.core.parameters import at_layer
+from lfom.core.runs import PerRun
+from lfom.experiments.rows import baseline_rows, flatten, published_rows, score_rows
+from lfom.experiments.statistics import below, compare, distance_to_identity, values, verdict
+from lfom.experiments.workbench import Outcome, Workbench
+from lfom.report.results import Claim
 
 TITLE = "GD++: Memformer and Linear Transformer that rewrite covariates"
 SECTION = "3.3, Figure lfom_gdpp_nonisotropic"
@@ -95,16 +85,16 @@ def run(bench: Workbench) -> Outcome:
     return Outcome(rows, claims, [*main, "Memformer|published", "Memformer, fresh prompts|published"])
 
 
-def _neumann(bench: Workbench, data: LinearRegression) -> Claim:
+def _neumann(bench: Workbench, data: PerRun) -> Claim:
     """A layer multiplies covariates by I - B (T G T^T) A. With A_l = a_l S^-1 and B_l = b_l I that is
     I - c G S^-1, the first terms of a Neumann series of the inverse. Full B trained by Adam decides."""
     fit = bench.trained("Memformer, GD++", "paper", data)
     found = []
     for run in range(fit.runs):
-        root = np.asarray(take(data, run).root)
+        root = np.asarray(data[run].root)
         model = fit.model(run, 4)
         for layer in range(3):  # the last layer's B is never read
-            B = np.asarray(model.reader.B.matrix(layer, 5))
+            B = np.asarray(at_layer(model.reader.B, layer).matrix(5))
             found.append(distance_to_identity(np.linalg.inv(root).T @ B @ root.T))
     distances = np.asarray(found)
     return Claim(

@@ -1,18 +1,9 @@
 """Figure lfom_nonisotropic: the LFOM Memformer against CGD, NAG and momentum GD."""
 
-from lfom.experiments.workbench import (
-    Claim,
-    Outcome,
-    Workbench,
-    baseline_rows,
-    below,
-    compare,
-    flatten,
-    near,
-    published_rows,
-    score_rows,
-    verdict,
-)
+from lfom.experiments.rows import baseline_rows, flatten, published_rows, score_rows
+from lfom.experiments.statistics import below, compare, near, verdict
+from lfom.experiments.workbench import Outcome, Workbench
+from lfom.report.results import Claim
 
 TITLE = "LFOM Memformer against CGD, NAG and momentum"
 SECTION = "3.3, Figure lfom_nonisotropic"

@@ -15,22 +15,12 @@ from lfom.experiments.gates import (
     repeat_runs,
     take_runs,
 )
+from lfom.experiments.rows import at_step, published_rows, score_rows
 from lfom.experiments.shifted import CLASSICAL, DEPTH, EXPERTS, PLACES, on_shifts, scaled
-from lfom.experiments.workbench import (
-    DEPTHS,
-    Claim,
-    Outcome,
-    Row,
-    Workbench,
-    at_step,
-    below,
-    compare,
-    near,
-    published_rows,
-    score_rows,
-    verdict,
-)
+from lfom.experiments.statistics import below, compare, near, verdict
+from lfom.experiments.workbench import DEPTHS, Outcome, Workbench
 from lfom.methods.classical import conjugate_gradient
+from lfom.report.results import Claim, Row
 from lfom.training import Score, evaluate
 
 TITLE = "Mixture of experts on unseen variances"

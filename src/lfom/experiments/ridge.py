@@ -9,8 +9,8 @@ from jaxtyping import Float
 from lfom.adaptation.per_prompt import solve
 from lfom.core.arrays import identity
 from lfom.core.methods import Algorithm
-from lfom.core.problems import Problem, Quadratic
-from lfom.core.states import Direction, NoSuchView, Track
+from lfom.core.problems import Problem
+from lfom.core.states import Direction, Track
 
 PENALTIES = (0.0, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)  # 0 is least squares
 
@@ -32,14 +32,21 @@ class Ridge(Algorithm):
     def moves_covariates(self) -> bool:
         return False
 
-    def start(self) -> None:
+    @property
+    def views(self) -> tuple[str, ...]:
+        return ("iterates",)
+
+    def start(self, state: Any, problem: Problem, room: int | None) -> None:
         return None
 
-    def step(self, state: Any, past: None, problem: Problem, layer: int) -> tuple[Any, None]:
-        if not isinstance(problem, Quadratic):
-            raise NoSuchView("ridge is solved from the Gram matrix: run it on a Quadratic.")
-        eye = identity(problem.moment.shape[0], problem.moment)
-        return Direction(Track(solve(problem.gram + self.penalty * eye, problem.moment))), None
+    def step(self, state: Any, past: None, problem: Problem, layer: Array | int) -> tuple[Any, None]:
+        q = problem.as_quadratic()
+        return Direction(
+            Track(solve(q.gram + self.penalty * identity(q.unknowns(), q.moment), q.moment))
+        ), None
+
+    def truncated(self, depth: int) -> "Ridge":
+        return self
 
 
 def best_penalty(table: np.ndarray) -> np.ndarray:

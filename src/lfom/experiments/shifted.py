@@ -12,10 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from lfom.adaptation import PerPrompt, adapt
+from lfom.core.parameters import leaves
 from lfom.core.readers import Normalised
-from lfom.core.runs import concatenate, stack, take
+from lfom.core.runs import PerRun, concatenate, joined
 from lfom.core.threads import in_threads
-from lfom.experiments.drawn import Drawn, Rescaled, drawn
+from lfom.experiments.drawn import Rescaled, drawn
 from lfom.experiments.ridge import PENALTIES, Ridge, best_penalty
 from lfom.experiments.workbench import CONTEXT, MODELS, Workbench
 from lfom.methods.classical import conjugate_gradient
@@ -23,8 +24,7 @@ from lfom.methods.memformer import memformer, mixture
 from lfom.prompts.prompt import Prompt
 from lfom.prompts.shifts import RandomScale, turn
 from lfom.report.results import FLOOR
-from lfom.training import Fit, LeastSquares, PerRun, Score, evaluate, fit
-from lfom.training.parameters import parameters
+from lfom.training import Fit, LeastSquares, Score, evaluate, fit
 
 EXPERTS = (1.0, 2.0, 3.0)  # the variances that they are trained for
 DEPTH, LOWEST, HIGHEST = 4, 0.25, 16.0
@@ -60,21 +60,21 @@ class OnShifts:
     prompts: int
 
 
-def shifted_data(bench: Workbench) -> Drawn:
+def shifted_data(bench: Workbench) -> PerRun:
     """All shifts of all runs on one leading axis, shifts first."""
-    base, parts = bench.data(), []
+    base, parts = bench.data().stacked, []
     keys = jax.random.split(bench.stream("turn"), bench.runs)
     for family, x in PLACES:
         data: Any = base
         if family == "variance":
-            data = bench.data(variance=x)
+            data = bench.data(variance=x).stacked
         elif family == "angle":
             turned = jax.vmap(lambda key, U, x=x: U @ turn(key, U.shape[0], x))(keys, base.rotation)
             data = eqx.tree_at(lambda d: d.rotation, base, turned)
         elif family == "power":
             data = eqx.tree_at(lambda d: d.spectrum, base, base.spectrum**x)
         elif family == "noise":
-            data = bench.data(noise=x)
+            data = bench.data(noise=x).stacked
         parts.append(
             drawn(
                 data,
@@ -83,7 +83,7 @@ def shifted_data(bench: Workbench) -> Drawn:
                 most=MOST,
             )
         )
-    return concatenate(parts)
+    return PerRun(concatenate(parts))
 
 
 def base_model(bench: Workbench) -> Fit:
@@ -92,16 +92,10 @@ def base_model(bench: Workbench) -> Fit:
 
 def scaled(found: Fit, variance: float) -> Fit:
     """The expert of a variance, from the one of variance 1."""
-    known = parameters(found.template)
-
-    def one(vector: Any) -> Any:
-        model = known.build(vector)
-        return known.vector(
-            eqx.tree_at(lambda m: m.reader.A.matrices, model, replace_fn=lambda A: A / variance)
-        )
-
-    vectors = jax.vmap(jax.vmap(one))(jnp.asarray(found.vectors))
-    return dataclasses.replace(found, vectors=np.asarray(vectors))
+    in_A = np.concatenate([np.full(leaf.array.size, leaf.kind == "A") for leaf in leaves(found.template)])
+    return dataclasses.replace(
+        found, vectors=np.where(in_A, found.vectors / np.float32(variance), found.vectors)
+    )
 
 
 def experts_of(bench: Workbench, variances: tuple[float, ...]) -> PerRun:
@@ -111,17 +105,17 @@ def experts_of(bench: Workbench, variances: tuple[float, ...]) -> PerRun:
 
 
 def stacked(models: list[Any]) -> PerRun:
-    return PerRun(stack(models))
+    return PerRun(models)
 
 
 def repeated(method: PerRun, times: int) -> PerRun:
-    return PerRun(concatenate([method.method] * times))
+    return joined([method] * times)
 
 
-def union_data(bench: Workbench, *, normalised: bool = False) -> Rescaled:
+def union_data(bench: Workbench, *, normalised: bool = False) -> PerRun:
     """Prompts of all variances, log-uniform; or each divided by its own scale."""
-    own = jnp.asarray(float(normalised))
-    return jax.vmap(lambda one: Rescaled(RandomScale(one, LOWEST, HIGHEST), own))(bench.data())
+    own = jnp.asarray(np.float32(normalised))
+    return PerRun([Rescaled(RandomScale(one, LOWEST, HIGHEST), own) for one in bench.data().each()])
 
 
 def single_models(bench: Workbench) -> dict[str, PerRun]:
@@ -132,15 +126,14 @@ def single_models(bench: Workbench) -> dict[str, PerRun]:
     """
 
     def make() -> dict[str, PerRun]:
-        parts = [union_data(bench), union_data(bench, normalised=True)]
-        data = concatenate(parts)
+        data = joined([union_data(bench), union_data(bench, normalised=True)])
         bench.say("training on the union of variances, and on normalised prompts")
         model = memformer(5, DEPTH, key=jax.random.fold_in(bench.key, 11), **MODELS["Memformer, own 1"])
         last = int(20_000 * bench.preset.least_squares)
         squares = LeastSquares(first=4_000, last=last, passes=(15, 2), every_matrix=False)
         both = fit(model, data, key=bench.stream("train", "rescaled"), optimiser=squares).per_run()
-        union, plain = take(both, slice(0, bench.runs)), take(both, slice(bench.runs, None))
-        normalised = eqx.tree_at(lambda m: m.reader, plain.method, replace_fn=Normalised)
+        union, plain = both[: bench.runs], both[bench.runs :]
+        normalised = eqx.tree_at(lambda m: m.reader, plain.stacked, replace_fn=Normalised)
         return {
             "one expert": base_model(bench).per_run(DEPTH),
             "union": union,
@@ -155,7 +148,7 @@ def single_models(bench: Workbench) -> dict[str, PerRun]:
 
 @functools.partial(jax.jit, static_argnames="count")
 def draw(data: Any, keys: Any, count: int) -> Prompt:
-    return jax.vmap(lambda one, key: one.prompts(key, count))(data, keys)
+    return jax.vmap(lambda one, key: one.prompts(key, count))(data.stacked, keys)
 
 
 def adapted_gates(
@@ -171,16 +164,16 @@ def adapted_gates(
 
     def one(group: int) -> list[PerRun]:
         index, n = slice(group * runs, (group + 1) * runs), lengths[group]
-        drawn_here = draw(take(data, index), keys[index], LABELS)
+        drawn_here = draw(data[index], keys[index], LABELS)
         X, y = drawn_here.X[:, :, :n], drawn_here.y[:, :, :n]
-        prompts = Prompt(X, y, drawn_here.query, drawn_here.target)
+        prompts = PerRun(Prompt(X, y, drawn_here.query, drawn_here.target))
         return [
-            adapt(take(start[name], index), prompts, setting=setting, steps=steps).model
+            adapt(start[name][index], prompts, setting=setting, steps=steps).model
             for name, setting in names.items()
         ]
 
     found = [one(0), *in_threads(one, range(1, len(lengths)))]
-    return {name: concatenate(each) for name, each in zip(names, zip(*found, strict=True), strict=True)}
+    return {name: joined(each) for name, each in zip(names, zip(*found, strict=True), strict=True)}
 
 
 def relative(score: Score) -> np.ndarray:
@@ -198,13 +191,13 @@ def on_shifts(bench: Workbench) -> OnShifts:
         bench.say("adapting gates to shifted prompts")
         methods: dict[str, Any] = {UNADAPTED: many}
         methods |= adapted_gates(dict.fromkeys((LABEL_FREE, WITH_LABELS), many), data, keys, LENGTHS)
-        methods[OWN_GATES] = PerRun(PerPrompt(many.method))
+        methods[OWN_GATES] = PerRun(PerPrompt(many.stacked))
         methods |= {name: repeated(one, times) for name, one in single_models(bench).items()}
-        inverse = jax.vmap(lambda one: jnp.linalg.inv(one.covariance))(bench.data())
-        known = PerRun(jax.vmap(lambda A: conjugate_gradient(DEPTH, A))(inverse))
+        inverses = [np.linalg.inv(one.covariance) for one in bench.data().each()]
+        known = PerRun([conjugate_gradient(DEPTH, (A + A.T) / 2) for A in inverses])
         methods["preconditioned CGD"] = repeated(known, times)
         methods["CGD"] = conjugate_gradient(DEPTH)
-        methods |= {f"ridge {p:g}": Ridge(jnp.asarray(p)) for p in PENALTIES}
+        methods |= {f"ridge {p:g}": Ridge(jnp.asarray(np.float32(p))) for p in PENALTIES}
         bench.say("scoring on shifted prompts")
         count = bench.preset.prompts // 100
         scores = evaluate(methods, data, prompts=count, key=bench.stream("score", "shifts"))

@@ -3,14 +3,15 @@
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from lfom.core.runs import take
-from lfom.experiments.workbench import Claim, Outcome, Row, Workbench, distance_to_identity, verdict
+from lfom.core.parameters import at_layer
+from lfom.experiments.statistics import distance_to_identity, verdict
+from lfom.experiments.workbench import Outcome, Workbench
 from lfom.methods.memformer import linear_transformer
+from lfom.report.results import Claim, Row
 from lfom.training import Adam, State, fit
-from lfom.training.parameters import parameters
+from lfom.training.parameters import from_vector, vector_of
 
 TITLE = "A_l converges to a multiple of the inverse covariance"
 SECTION = "Appendix D, Figures sigma_a0 to sigma_a2"
@@ -29,13 +30,13 @@ BATCH = 20_000
 
 def distances(bench: Workbench, vectors: np.ndarray, model: Any) -> np.ndarray:
     """(runs, layers)"""
-    build, data = parameters(model).build, bench.data()
+    data = bench.data()
     found = []
     for run in range(bench.runs):
-        root = np.asarray(take(data, run).root)
-        trained = build(jnp.asarray(vectors[run, 0]))
-        A = [np.asarray(trained.reader.A.matrix(layer, root.shape[0])) for layer in range(LAYERS)]
-        found.append([distance_to_identity(root @ a @ root.T) for a in A])
+        root = np.asarray(data[run].root)
+        A = from_vector(model, vectors[run, 0]).reader.A
+        matrices = [np.asarray(at_layer(A, layer).matrix(root.shape[0])) for layer in range(LAYERS)]
+        found.append([distance_to_identity(root @ a @ root.T) for a in matrices])
     return np.asarray(found)
 
 
@@ -45,7 +46,7 @@ def run(bench: Workbench) -> Outcome:
     steps, rows, claims = bench.preset.adam_steps, [], []
     if "paper" in bench.trainings:
         trail: dict[int, np.ndarray] = {
-            0: distances(bench, np.stack([[parameters(model).vector(model)]] * bench.runs), model)
+            0: distances(bench, np.stack([[vector_of(model)]] * bench.runs), model)
         }
 
         def watch(state: State, record: dict[str, Any]) -> None:

@@ -4,25 +4,16 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from lfom.core.preconditioners import Full
 from lfom.core.readers import Gradient
 from lfom.experiments.fixed_batches import OnSets, by_depth, lower_in_all_runs, train_on_sets
-from lfom.experiments.workbench import (
-    DEPTHS,
-    MODELS,
-    Claim,
-    Outcome,
-    Workbench,
-    baseline_rows,
-    below,
-    compare,
-    published_rows,
-    score_rows,
-    values,
-    verdict,
-)
+from lfom.experiments.rows import baseline_rows, published_rows, score_rows
+from lfom.experiments.statistics import below, compare, values, verdict
+from lfom.experiments.workbench import DEPTHS, MODELS, Outcome, Workbench
 from lfom.methods.memformer import memformer
+from lfom.report.results import Claim
 from lfom.training import Adam
 
 SMALL, LARGE = (1, 10), (50, 100, 1000)
@@ -35,9 +26,10 @@ def memformers(bench: Workbench, training: str, sizes: tuple[int, ...], depths: 
         data, deepest = bench.data(), max(depths)
         model = memformer(5, deepest, key=jax.random.fold_in(bench.key, 11), **MODELS["Memformer, own 1"])
         if training == "converged" and sizes == LARGE:  # least squares: from steps of a sensible size
-            size = float(1 / data.spectrum.mean())
-            steps = size * (1 + 0.6 * jnp.cos(jnp.pi * (jnp.arange(deepest) + 0.5) / deepest))
-            model = dataclasses.replace(model, reader=Gradient(Full(steps[:, None, None] * jnp.eye(5))))
+            size = float(1 / np.mean(data.stacked.spectrum))
+            steps = size * (1 + 0.6 * np.cos(np.pi * (np.arange(deepest) + 0.5) / deepest))
+            matrices = (steps[:, None, None] * np.eye(5)).astype(np.float32)
+            model = dataclasses.replace(model, reader=Gradient(Full(jnp.asarray(matrices))))
         # One prompt leaves so much open that damped steps stall: Adam to the end fits it reliably.
         longer = Adam(steps=10_000, resample=1_000, schedule="cosine") if sizes == SMALL else None
         return train_on_sets(bench, model, data, sizes, training, f"main {max(sizes)}", depths, longer)

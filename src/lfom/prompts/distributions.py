@@ -11,7 +11,7 @@ from jax import Array
 from jaxtyping import Float, PRNGKeyArray
 
 from lfom.core import checks
-from lfom.core.arrays import matmat, matvec, pad_axes, transpose
+from lfom.core.arrays import matmat, matvec, numpy_or_jax, on_host, pad_axes, transpose
 from lfom.core.checks import InputError
 from lfom.core.problems import Quadratic
 from lfom.prompts.prompt import Prompt
@@ -115,8 +115,14 @@ class LinearRegression(Distribution):
     @property
     def root(self) -> Float[Array, "d d"]:
         """F with F^T F = S: x = F^T z for standard normal z."""
-        scale = jnp.sqrt(self.variance * self.spectrum)
-        return jnp.diag(scale) if self.rotation is None else scale[:, None] * self.rotation
+        xp, variance, spectrum, rotation = self._known()
+        scale = xp.sqrt(variance * spectrum)
+        return xp.diag(scale) if rotation is None else scale[:, None] * rotation
+
+    def _known(self) -> tuple[Any, ...]:
+        """NumPy and its arrays where the numbers are known, else JAX and its own."""
+        arrays = [None if a is None else on_host(a) for a in (self.variance, self.spectrum, self.rotation)]
+        return numpy_or_jax(*arrays), *arrays
 
     @property
     def covariance(self) -> Float[Array, "d d"]:
@@ -125,8 +131,9 @@ class LinearRegression(Distribution):
     @property
     def inverse_root(self) -> Float[Array, "d d"]:
         """F^-1: w = F^-1 z has covariance S^-1."""
-        scale = jnp.sqrt(self.variance * self.spectrum)
-        return jnp.diag(1 / scale) if self.rotation is None else self.rotation.T / scale
+        xp, variance, spectrum, rotation = self._known()
+        scale = xp.sqrt(variance * spectrum)
+        return xp.diag(1 / scale) if rotation is None else rotation.T / scale
 
     def prompt(self, key: PRNGKeyArray) -> Prompt:
         covariates, weights, labels = jax.random.split(key, 3)

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from lfom.core import checks
 from lfom.core.methods import Method
-from lfom.core.runs import stack
+from lfom.core.runs import PerRun
 from lfom.methods.memformer import memformer
 from lfom.prompts.distributions import LinearRegression, haar_rotation
 from lfom.training.adam import Adam
@@ -65,13 +64,13 @@ class Configuration:
         keys = jax.random.split(self.key("rotations"), self.data["runs"])
         return np.stack([np.asarray(haar_rotation(key, self.model["d"])) for key in keys])
 
-    def distributions(self, rotations: np.ndarray) -> LinearRegression:
+    def distributions(self, rotations: np.ndarray) -> PerRun:
         """The distribution of every run, on a leading axis."""
         options = {name: value for name, value in self.data.items() if name != "runs"}
         options["spectrum"] = list(options["spectrum"])
-        return stack([LinearRegression(**options, rotation=jnp.asarray(rotation)) for rotation in rotations])
+        return PerRun([LinearRegression(**options, rotation=rotation) for rotation in rotations])
 
-    def phases(self, data: LinearRegression) -> list[Phase]:
+    def phases(self, data: PerRun) -> list[Phase]:
         """What `fit` goes through with this configuration."""
         return plan(self.template(), self.train, self.optimiser, data=data)
 
