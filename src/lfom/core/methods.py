@@ -12,6 +12,7 @@ from jax import Array
 from jaxtyping import Float
 
 from lfom.core.arrays import numpy_or_jax, on_host
+from lfom.core.checks import InputError
 from lfom.core.memories import Memory
 from lfom.core.parameters import dimension, parameter, part
 from lfom.core.problems import Problem
@@ -103,6 +104,17 @@ class Algorithm(eqx.Module):
     def prepared(self, problem: Problem) -> "Algorithm":
         """The algorithm to run on this problem, with what every layer needs computed once."""
         return self.ready().bind(self.look(problem))
+
+    @property
+    def is_conjugate(self) -> bool:
+        """Whether it computes its coefficients from each problem, and so can take more steps than it has."""
+        return False
+
+    def parts(self) -> tuple[Reader, Memory]:
+        """Its one reader and its one memory."""
+        raise InputError(
+            f"{type(self).__name__} is several methods, each with a reader and a memory: ask for one of its heads."
+        )
 
     def stuck(self, past: Any) -> Array | bool:
         """Whether it can go no further, by what it remembers."""
@@ -268,6 +280,13 @@ class Method(Algorithm):
 
     def bind(self, seen: Any) -> "Method":
         return dataclasses.replace(self, reader=self.reader.bind(seen))
+
+    @property
+    def is_conjugate(self) -> bool:
+        return not self.memory.linear
+
+    def parts(self) -> tuple[Reader, Memory]:
+        return self.reader, self.memory
 
     def stuck(self, past: Any) -> Array | bool:
         return self.memory.stuck(past)

@@ -21,7 +21,7 @@ from lfom.core.methods import Method
 from lfom.core.parameters import at_layer, dimension, sizes
 from lfom.core.preconditioners import Full, Identity, One, Preconditioner
 from lfom.core.problems import Examples
-from lfom.core.readers import Gradient
+from lfom.core.readers import Gradient, Reader
 from lfom.core.states import Direction, Iterate, Track
 from lfom.prompts.prompt import Prompt, checked
 
@@ -167,8 +167,13 @@ def lfom_coefficients(method: Method) -> Float[Array, "steps steps d"]:
     Nesterov, whose gradients sit at v, exact where the gradient is affine in w (quadratics):
     grad(v) is then the same combination of gradients as v is of iterates.
     """
-    context, query = _positions(method.memory, method.depth)
-    scale = _step_sizes(method)
+    if not method.reader.one_matrix or dimension(method.reader) is not None:
+        raise InputError(
+            "equation 1.1 has diagonal coefficients: they exist for methods that read the plain "
+            "gradient (A_l = a_l I, B = 0). Multiply a full A into the gradient yourself."
+        )
+    context, query = positions(method.memory, method.depth)
+    scale = step_sizes(method.reader, method.depth)
     if query is None:
         return -context[1:] * scale[:, None]
     # v_k = sum_i M[k, i] w_i with rows summing to 1, from v = C d and w = Q d (Q triangular).
@@ -179,39 +184,47 @@ def lfom_coefficients(method: Method) -> Float[Array, "steps steps d"]:
     return -(Q[1:] * scale @ M)[..., None]
 
 
-def _positions(memory: Memory, steps: int) -> tuple[Array, Array | None]:
-    """Where the iterate is after 0..steps steps, as coefficients of the directions, (steps+1,
-    steps, d): found by running the memory on unit directions. Second: the query's, if its own."""
+def positions(
+    memory: Memory, steps: int, shape: tuple[int, ...] | None = None
+) -> tuple[Float[Array, "path steps *shape"], Float[Array, "path steps *shape"] | None]:
+    """Where the iterate is after 0..steps steps, as coefficients of the directions: found by running the
+    memory on unit directions. shape: of the unknowns, by default (d,) of the memory, or (1,). Second: the
+    query's, if its own."""
     if not memory.linear:
         raise InputError(
             "conjugate gradients compute their coefficients from each prompt, so they have no "
             "fixed coefficients. Run them on the prompt instead."
         )
-    d = sizes(memory).get("d", 1)
-    nowhere = Examples(jnp.zeros((1, d)), jnp.zeros(1))  # linear memories read no problem
-    nothing = Track(jnp.zeros((d, steps)))
+    shape = (sizes(memory).get("d", 1),) if shape is None else shape
+    nowhere = Examples(jnp.zeros((1, 1)), jnp.zeros(1))  # linear memories read no problem
+    nothing = Track(jnp.zeros((*shape, steps)))
     zero = Direction(nothing, nothing if memory.splits else None)
     past, position, rows = memory.start(zero, None, nowhere, steps), zero, [zero]
     for layer in range(steps):
-        unit = Track(jnp.zeros((d, steps)).at[:, layer].set(1))
+        unit = Track(jnp.zeros((*shape, steps)).at[..., layer].set(1))
         direction = Direction(unit, unit if memory.splits else None)
         step, past = at_layer(memory, layer)(direction, past, None, nowhere, layer)
         position = position + step
         rows.append(position)
-    context = jnp.stack([row.context.w.T for row in rows])
-    return context, None if zero.query is None else jnp.stack([row.query.w.T for row in rows])
+    context = jnp.stack([jnp.moveaxis(row.context.w, -1, 0) for row in rows])
+    query = None if zero.query is None else jnp.stack([jnp.moveaxis(row.query.w, -1, 0) for row in rows])
+    return context, query
 
 
-def _step_sizes(method: Method) -> Array:
-    """a_l of a method that reads the plain gradient, A_l = a_l I: what it makes of the gradient 1."""
-    if not method.reader.one_matrix or dimension(method.reader) is not None:
-        raise InputError(
-            "equation 1.1 has diagonal coefficients: they exist for methods that read the plain "
-            "gradient (A_l = a_l I, B = 0). Multiply a full A into the gradient yourself."
-        )
+def increments(memory: Memory, steps: int) -> Float[Array, "steps steps"]:
+    """What every step adds of every direction, for coefficients that are numbers: the memory as a bank."""
+    return jnp.diff(positions(memory, steps, (1,))[0], axis=0)[..., 0]
+
+
+def step_sizes(reader: Reader, steps: int) -> Float[Array, " steps"]:
+    """a_l of a reader of the gradient times a_l M: what it makes of the gradient 1 on an eigenvector of M;
+    1 where there is no such M."""
+    single = reader.on_eigenvectors
+    if single is None:
+        return ones(steps)
     nowhere = Examples(jnp.zeros((1, 1)), jnp.zeros(1))
     state = Iterate(Track(jnp.zeros(1)), -jnp.ones(1))
-    read = [nowhere.read(at_layer(method.reader, layer), state) for layer in range(method.depth)]
+    read = [nowhere.read(at_layer(single, layer), state) for layer in range(steps)]
     return jnp.concatenate([direction.context.w for direction in read])
 
 
