@@ -13,7 +13,7 @@ import lfom
 from lfom import InputError, Mixture, PerPrompt, PerRun, Prompt, adapt, memformer, mixture, run
 from lfom.adaptation import held_out
 from lfom.adaptation.held_out import asked_tokens, context_error, fold_size, folds_in_turn
-from lfom.adaptation.per_prompt import context_question, solve, starts
+from lfom.adaptation.per_prompt import context_question, solve
 from lfom.core.memories import Forget
 from lfom.core.methods import Method
 from lfom.core.preconditioners import Full
@@ -130,7 +130,7 @@ def test_per_prompt_gates_never_fit_the_context_worse_than_any_start(
 
     found = eqx.filter_jit(PerPrompt.adapted)(PerPrompt(model), question)
     assert found.gates.shape == (*model.gates.shape, 40)
-    begun = [error(eqx.tree_at(lambda m: m.gates, model, gates)) for gates in starts(model)]
+    begun = [error(eqx.tree_at(lambda m: m.gates, model, gates)) for gates in model.gate_starts()]
     assert (np.asarray(error(found)) <= np.min(begun, axis=0) * (1 + 1e-4) + 1e-7).all()
     if gating == "softmax":
         np.testing.assert_allclose(np.sum(found.weights, axis=0), 1, rtol=1e-5)
@@ -211,16 +211,15 @@ def test_other_gates_prefer_the_expert_that_fits(gating: str) -> None:
 def test_runs_are_adapted_each_by_itself() -> None:
     model, prompts = gate_problem()
     other = eqx.tree_at(lambda m: m.heads[0].reader.A.matrices, model, replace_fn=lambda A: 1.3 * A)
-    both = PerRun(jax.tree.map(lambda *a: jnp.stack(a), model, other))
-    halves = jax.tree.map(lambda a: a.reshape(2, 50, *a.shape[1:]), prompts)
-    parts = [jax.tree.map(lambda a, i=i: a[i], halves) for i in range(2)]
-    free, own = adapt(both, halves), adapt(both, halves, setting="per prompt")
+    both = PerRun([model, other])
+    parts = [jax.tree.map(lambda a, i=i: a[50 * i : 50 * (i + 1)], prompts) for i in range(2)]
+    free, own = adapt(both, parts), adapt(both, PerRun(parts), setting="per prompt")
     for i, alone in enumerate((model, other)):
         single = adapt(alone, parts[i])
-        np.testing.assert_allclose(free.model.method.gates[i], single.model.gates, rtol=1e-4)
+        np.testing.assert_allclose(free.model[i].gates, single.model.gates, rtol=1e-4)
         np.testing.assert_allclose(free.after[i], single.after[0], rtol=1e-4)
     single = adapt(other, parts[1], setting="per prompt")
-    np.testing.assert_array_equal(own.model.method.gates[1], single.model.gates)
+    np.testing.assert_array_equal(own.model[1].gates, single.model.gates)
 
 
 def test_what_makes_the_context_error_worse_is_not_kept() -> None:
@@ -311,8 +310,9 @@ ONE_TOKEN = make_batch(0, 30, 1, D)
         (lambda m, p: adapt(m, p, setting="per prompt", seconds=1.0), "limit it with steps"),
         (lambda m, p: adapt(m, p, steps=0), "steps is 0"),
         (lambda m, p: adapt(m, p, seconds=-1.0), "seconds is -1"),
-        (lambda m, p: adapt(PerRun(m), p), r"with PerRun pass \(runs, prompts, n, d\)"),
-        (lambda m, p: adapt(m, jax.tree.map(lambda a: a[None], p)), r"wrap their models in lfom\.PerRun"),
+        (lambda m, p: adapt([m] * 2, PerRun([p] * 3)), "model 2 and prompts 3 runs: give one of each"),
+        (lambda m, p: adapt([m, m.heads[0]], p), "run 1 differs from run 0 in its class"),
+        (lambda m, p: adapt(m, jax.tree.map(lambda a: a[None], p)), r"X has 4 axes: pass \(n, d\)"),
         (lambda m, p: adapt(m, eqx.tree_at(lambda q: q.y, p, p.y * jnp.nan)), "y holds nan at prompt 0"),
     ],
 )

@@ -17,7 +17,6 @@ from lfom.limits.optimum import exact_optimum, with_preconditioner
 from lfom.methods.classical import preconditioned_gradient_descent
 from lfom.training import PerRun, evaluation
 from lfom.training.evaluation import evaluate_on
-
 from tests.helpers import draw_prompts, draw_quadratics
 
 SPECTRA, CONTEXT, CHUNK = ([1.0, 0.5], [2.0, 0.25]), 8, 40
@@ -33,13 +32,13 @@ def methods() -> dict[str, Any]:
         "GD, two steps": gradient_descent(0.4, 3).truncated(2),
         "NAG": nesterov(0.2, 0.5, 3),
         "CGD": conjugate_gradient(2),
-        "model": PerRun(stack(each)),
+        "model": PerRun(each),
         "model, one layer": PerRun(stack(each).truncated(1)),
     }
 
 
 def of_run(method: Any, run: int) -> Any:
-    return jax.tree.map(lambda a: a[run], method.method) if isinstance(method, PerRun) else method
+    return method[run] if isinstance(method, PerRun) else method
 
 
 def fresh(data: LinearRegression, run: int, index: int) -> Quadratic:
@@ -48,7 +47,7 @@ def fresh(data: LinearRegression, run: int, index: int) -> Quadratic:
 
 def test_scores_are_plain_means_over_the_prompts() -> None:
     data = [LinearRegression(spectrum, CONTEXT) for spectrum in SPECTRA]
-    found = evaluate(methods(), stack(data), prompts=2 * CHUNK, chunk=CHUNK, key=KEY)
+    found = evaluate(methods(), data, prompts=2 * CHUNK, chunk=CHUNK, key=KEY)
     for name, method in methods().items():
         for run, one in enumerate(data):
             each = [
@@ -67,7 +66,7 @@ def test_scores_are_plain_means_over_the_prompts() -> None:
 def test_a_run_scores_the_same_alone_and_beside_others() -> None:
     data = [LinearRegression(spectrum, CONTEXT) for spectrum in SPECTRA]
     method = {"GD": gradient_descent(0.3, 3)}
-    both = evaluate(method, stack(data), prompts=CHUNK, chunk=CHUNK, key=KEY)["GD"]
+    both = evaluate(method, PerRun(data), prompts=CHUNK, chunk=CHUNK, key=KEY)["GD"]
     alone = evaluate(method, data[0], prompts=CHUNK, chunk=CHUNK, key=KEY)["GD"]
     np.testing.assert_array_equal(both.mean[0], alone.mean[0])
 
@@ -80,9 +79,9 @@ def test_an_optimum_of_every_run_scores_as_the_descent_that_it_is() -> None:
     for depth, one in known.items():
         sizes = 1 / one.roots.real
         descents = [preconditioned_gradient_descent(A, sizes, depth) for A in inverses]
-        compared[f"descent {depth}"] = PerRun(stack(descents))
-        compared[f"optimum {depth}"] = PerRun(stack([with_preconditioner(one, A) for A in inverses]))
-    found = evaluate(compared, stack(data), prompts=CHUNK, chunk=CHUNK, key=KEY)
+        compared[f"descent {depth}"] = PerRun(descents)
+        compared[f"optimum {depth}"] = PerRun([with_preconditioner(one, A) for A in inverses])
+    found = evaluate(compared, data, prompts=CHUNK, chunk=CHUNK, key=KEY)
     for depth in known:
         ours, theirs = found[f"optimum {depth}"].mean[:, -1], found[f"descent {depth}"].mean[:, -1]
         np.testing.assert_allclose(ours, theirs, rtol=1e-3)
@@ -94,7 +93,7 @@ def test_other_numbers_depths_and_runs_compile_nothing() -> None:
     program: Any = evaluation._sums
     before = program._cache_size()
     several = {"a": gradient_descent(0.1, 3), "b": gradient_descent(0.2, 3).truncated(2)}
-    evaluate(several, stack([one] * 3), prompts=3 * CHUNK, chunk=CHUNK, key=KEY)
+    evaluate(several, [one] * 3, prompts=3 * CHUNK, chunk=CHUNK, key=KEY)
     assert program._cache_size() == before
 
 
@@ -112,15 +111,15 @@ def test_given_prompts_are_scored_each_once(prompts: int) -> None:
 
 
 def test_a_method_that_diverges_is_named() -> None:
-    wild = PerRun(stack([gradient_descent(0.3, 3), gradient_descent(1e30, 3)]))
-    data = stack([LinearRegression(SPECTRA[0], CONTEXT)] * 2)
+    wild = PerRun([gradient_descent(0.3, 3), gradient_descent(1e30, 3)])
+    data = [LinearRegression(SPECTRA[0], CONTEXT)] * 2
     with pytest.raises(FloatingPointError, match="the loss of wild is not finite in run 1 after"):
         evaluate({"wild": wild}, data, prompts=CHUNK, chunk=CHUNK, key=KEY)
 
 
 def test_models_of_another_number_of_runs_are_refused() -> None:
-    two = PerRun(stack([gradient_descent(0.3, 3)] * 2))
+    two = PerRun([gradient_descent(0.3, 3)] * 2)
     for runs in (1, 3):
-        data = stack([LinearRegression(SPECTRA[0], CONTEXT)] * runs)
+        data = [LinearRegression(SPECTRA[0], CONTEXT)] * runs
         with pytest.raises(InputError, match=f"models for 2 runs and the data has {runs}"):
             evaluate({"GD": two}, data, prompts=CHUNK, chunk=CHUNK, key=KEY)

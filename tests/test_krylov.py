@@ -10,12 +10,13 @@ import pytest
 
 from lfom import LinearRegression, memformer
 from lfom.core.methods import Method
+from lfom.core.parameters import at_layer
 from lfom.core.problems import Quadratic
 from lfom.core.readers import Gradient
 from lfom.core.unroll import unroll
 from lfom.training import direct, krylov
 from lfom.training.least_squares import DAMPING
-from lfom.training.parameters import from_scale, parameters
+from lfom.training.parameters import parameters
 from lfom.training.sources import sources
 from lfom.training.state import Setting
 from tests.helpers import draw_prompts, draw_quadratics
@@ -35,7 +36,7 @@ MODELS: list[dict[str, Any]] = [
 def started(options: dict[str, Any], d: int, depth: int, seed: int = 0) -> Method:
     """A model with one matrix and numbers that are nothing special."""
     model = memformer(d, depth, key=jax.random.key(seed), **options)
-    start = from_scale(model, jnp.asarray(np.linspace(0.4, 0.9, depth)))
+    start = model.begin(jnp.asarray(np.linspace(0.4, 0.9, depth)))
     arrays, rest = eqx.partition(start, eqx.is_array)
     rng = np.random.default_rng(seed + 1)
     moved = jax.tree.map(lambda a: jnp.asarray(np.asarray(a) + 0.1 * rng.normal(size=a.shape)), arrays)
@@ -55,7 +56,7 @@ def matrix_of(model: Method, d: int) -> jax.Array:
     reader = model.reader
     assert isinstance(reader, Gradient)
     scale = reader.A.scale  # type: ignore[attr-defined]
-    return reader.A.matrix(0, d) / scale[0]
+    return at_layer(reader.A, 0).matrix(d) / scale[0]
 
 
 @pytest.mark.parametrize(("options", "depth"), [(MODELS[0], 1), *((options, 3) for options in MODELS)])

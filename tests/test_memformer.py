@@ -46,7 +46,7 @@ def test_initial_values() -> None:
 def test_a_new_conjugate_memformer_is_nearly_conjugate_gradients() -> None:
     model = memformer(3, 2, memory="conjugate", key=KEY)
     assert isinstance(model.memory, Conjugate)
-    A = model.reader.A.matrix(0, 3)  # type: ignore[attr-defined]
+    A = model.reader.A.matrix(3)  # type: ignore[attr-defined]
     np.testing.assert_allclose(A, np.eye(3), atol=1e-3)
 
 

@@ -3,12 +3,10 @@
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lfom import AnyOf, GaussianMixture, HeavyTailed, InputError, LinearRegression, RandomScale, turn
-from lfom.training.sources import number_of_runs
+from lfom import AnyOf, GaussianMixture, HeavyTailed, InputError, LinearRegression, PerRun, RandomScale, turn
 from tests.helpers import draw_prompts, draw_quadratics
 
 BASE = LinearRegression([1.0, 0.25], 6, noise=0.2)
@@ -40,8 +38,9 @@ def test_quadratics_agree_with_prompts(name: str) -> None:
     noise = np.asarray(prompts.y) - np.einsum("pni,pi->pn", prompts.X, np.asarray(prompts.weights))
     assert noise.std() < 0.21
     assert data.dimension == 2
-    assert number_of_runs(data) == 0
-    assert number_of_runs(jax.tree.map(lambda a: jnp.stack([a, a]), data)) == 2
+    runs = PerRun([data, data])  # a distribution keeps no number beside its arrays: runs can be stacked
+    assert runs.runs == 2
+    assert jax.tree.all(jax.tree.map(np.array_equal, runs[1], data))
 
 
 def _with_prompts(probe: Any) -> np.ndarray:

@@ -12,7 +12,6 @@ from lfom import Adam, LeastSquares, LinearRegression, PerRun, conjugate_gradien
 from lfom.core.checks import InputError
 from lfom.core.memories import Bank, Conjugate, Forget, Register
 from lfom.core.problems import Quadratic
-from lfom.core.runs import stack
 from lfom.core.unroll import last_residual
 from lfom.limits.optimum import exact_optimum, with_preconditioner
 from lfom.training.adam import clip_groups
@@ -35,13 +34,13 @@ def model(d: int, depth: int, **options: Any) -> Any:
 
 def scores(fitted: Any, data: list[LinearRegression], **others: Any) -> dict[str, Any]:
     methods = {"model": fitted.per_run(), "optimum": optimum(data, fitted.depths[-1]), **others}
-    return evaluate(methods, stack(data), prompts=20_000, key=jax.random.key(99))
+    return evaluate(methods, data, prompts=20_000, key=jax.random.key(99))
 
 
 def optimum(data: list[LinearRegression], depth: int) -> PerRun:
     """The exact optimum with every run's inverse covariance."""
     best = exact_optimum(data[0].dimension, data[0].context, depth)
-    return PerRun(stack([with_preconditioner(best, jnp.linalg.inv(one.covariance)) for one in data]))
+    return PerRun([with_preconditioner(best, jnp.linalg.inv(one.covariance)) for one in data])
 
 
 @pytest.mark.parametrize("memory", ["register", "bank"])
@@ -60,7 +59,7 @@ def test_gd_plus_plus_gets_below_what_is_best_without_b() -> None:
 def test_the_conjugate_register_learns_the_inverse_covariance() -> None:
     data = rotated(3, runs=2)
     inverses = [jnp.linalg.inv(one.covariance) for one in data]
-    best = PerRun(stack([conjugate_gradient(2, (inverse + inverse.T) / 2) for inverse in inverses]))
+    best = PerRun([conjugate_gradient(2, (inverse + inverse.T) / 2) for inverse in inverses])
     found = scores(fit(model(3, 2, memory="conjugate"), data, key=KEY), data, best=best)
     assert abs(found["model"].minus(found["best"])[0]) <= 0.05
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lfom import reference
+from lfom.core.arrays import as_array
 from lfom.core.memories import Bank, Conjugate, Forget, Memory, Register
 from lfom.core.methods import Algorithm, Method
 from lfom.core.preconditioners import Full
@@ -95,7 +96,7 @@ def check_lemma_1(rng: np.random.Generator) -> float:
     prompt, depth = random_prompt(rng), int(rng.integers(1, 11))
     A = random_matrices(rng, prompt, depth)
     w = reference.preconditioned_gradient_descent(np.asarray(prompt.X), np.asarray(prompt.y), list(A))
-    return _against_iterates(theorems.gradient_descent_transformer(jnp.asarray(A)), prompt, w)
+    return _against_iterates(theorems.gradient_descent_transformer(as_array(A)), prompt, w)
 
 
 def conjugate_prompt(rng: np.random.Generator) -> Prompt:
@@ -136,7 +137,7 @@ def check_proposition_2_one_head(rng: np.random.Generator) -> float:
     for k in range(depth):
         gradients.append(A[k].T @ reference.gradient(X, y, w[k]))
         w.append(w[k] - sum(gamma[k, j] * gradients[j] for j in range(k + 1)))
-    return _against_iterates(theorems.lfom_memformer(jnp.asarray(A), jnp.asarray(gamma)), prompt, w)
+    return _against_iterates(theorems.lfom_memformer(as_array(A), as_array(gamma)), prompt, w)
 
 
 def random_coefficients(rng: np.random.Generator, prompt: Prompt, depth: int, d: int) -> np.ndarray:
@@ -148,8 +149,8 @@ def check_proposition_2_diagonal(rng: np.random.Generator) -> float:
     prompt, depth = random_prompt(rng, d=int(rng.integers(1, 9))), int(rng.integers(1, 7))
     gamma = random_coefficients(rng, prompt, depth, prompt.X.shape[1])
     w = reference.lfom(np.asarray(prompt.X), np.asarray(prompt.y), gamma)
-    heads = theorems.diagonal_lfom(jnp.asarray(gamma))
-    on_iterates = run(methods.lfom(jnp.asarray(gamma)), prompt, view="iterates").weights
+    heads = theorems.diagonal_lfom(as_array(gamma))
+    on_iterates = run(methods.lfom(as_array(gamma)), prompt, view="iterates").weights
     return max(_against_iterates(heads, prompt, w), relative(on_iterates, np.stack(w)))
 
 
@@ -157,8 +158,8 @@ def check_soft_gating(rng: np.random.Generator) -> float:
     prompt, depth, worst = random_prompt(rng, d=4), 4, 0.0
     heads = []
     for _ in range(3):
-        reader = Gradient(Full(jnp.asarray(random_matrices(rng, prompt, depth))))
-        gamma = jnp.asarray(np.tril(rng.normal(size=(depth, depth))) / depth)
+        reader = Gradient(Full(as_array(random_matrices(rng, prompt, depth))))
+        gamma = as_array(np.tril(rng.normal(size=(depth, depth))) / depth)
         heads.append(Method(reader, methods.lfom(gamma).memory, depth))
     for chosen, view in itertools.product(range(3), ("tokens", "iterates")):
         alone = run(heads[chosen], prompt, view=view).predictions
@@ -208,14 +209,14 @@ def check_chebyshev(rng: np.random.Generator) -> float:
 
 def random_memories(rng: np.random.Generator, d: int, depth: int) -> Iterator[Memory]:
     """Every linear memory, with random coefficients."""
-    yield Forget(jnp.asarray(rng.uniform(0.5, 1, depth)))
-    yield Register(jnp.asarray(rng.uniform(0.5, 1, depth)), jnp.asarray(rng.uniform(-0.5, 0.5, depth)))
+    yield Forget(as_array(rng.uniform(0.5, 1, depth)))
+    yield Register(as_array(rng.uniform(0.5, 1, depth)), as_array(rng.uniform(-0.5, 0.5, depth)))
     for gamma, tied, own_is_one in itertools.product(GAMMAS, (True, False), (True, False)):
         start = memformer(
             d, depth, gamma=gamma, tied=tied, own_is_one=own_is_one, context=7, key=jax.random.key(0)
         ).memory
         assert isinstance(start, Bank)
-        values = jax.tree.map(lambda x: jnp.asarray(rng.uniform(-0.5, 0.5, x.shape)), start.gamma)
+        values = jax.tree.map(lambda x: as_array(rng.uniform(-0.5, 0.5, x.shape)), start.gamma)
         yield Bank(values, tied, own_is_one)
 
 
@@ -223,8 +224,8 @@ def check_views(rng: np.random.Generator) -> float:
     """Iterates against tokens for every memory, with and without B, one head and two."""
     d, depth, worst = 3, 3, 0.0
     prompt = random_prompt(rng, d=d, n=7)
-    matrices = [jnp.asarray(random_matrices(rng, prompt, depth)) for _ in range(2)]
-    B = jnp.asarray(0.3 * random_matrices(rng, prompt, depth))
+    matrices = [as_array(random_matrices(rng, prompt, depth)) for _ in range(2)]
+    B = as_array(0.3 * random_matrices(rng, prompt, depth))
     plain = Gradient(Full(matrices[0]))
     two_heads = Heads((Gradient(Full(matrices[0]), Full(B)), Gradient(Full(matrices[1]))))
     memories = list(random_memories(rng, d, depth))
@@ -232,7 +233,7 @@ def check_views(rng: np.random.Generator) -> float:
         Method(reader, memory, depth) for reader in (plain, two_heads) for memory in memories
     ]
     pair = (Method(plain, memories[1], depth), Method(two_heads, memories[0], depth))
-    algorithms.append(mixture(pair, jnp.asarray([0.6, 0.3])))
+    algorithms.append(mixture(pair, as_array([0.6, 0.3])))
     for algorithm in algorithms:
         try:
             found = run(algorithm, prompt, view="iterates").predictions
@@ -264,9 +265,9 @@ def check_tokens(rng: np.random.Generator) -> float:
 
         wanted = reference.memformer(Z, directions, combine)
         start = memformer(d, depth, gamma="hadamard", context=7, key=jax.random.key(0)).memory
-        values = jnp.asarray(gamma[0] if tied else gamma)
+        values = as_array(gamma[0] if tied else gamma)
         bank = Bank(type(start.gamma)(values), tied, own_is_one)  # type: ignore[attr-defined]
-        method = Method(Gradient(Full(jnp.asarray(A)), Full(jnp.asarray(B))), bank, depth)
+        method = Method(Gradient(Full(as_array(A)), Full(as_array(B))), bank, depth)
         worst = max(worst, relative(run(method, prompt, view="tokens").predictions, wanted))
     return worst
 
@@ -275,11 +276,11 @@ def check_heads_collapse(rng: np.random.Generator) -> float:
     """With B = 0 and one memory, any heads equal one head with the summed A (NOTES 2.7)."""
     prompt, depth, worst = random_prompt(rng), int(rng.integers(1, 6)), 0.0
     A = np.stack([random_matrices(rng, prompt, depth) / 3 for _ in range(3)])
-    several = Heads(tuple(Gradient(Full(jnp.asarray(a))) for a in A))
-    one = Gradient(Full(jnp.asarray(A.sum(0))))
+    several = Heads(tuple(Gradient(Full(as_array(a))) for a in A))
+    one = Gradient(Full(as_array(A.sum(0))))
     memories: list[Memory] = [
         Register(jnp.ones(depth), jnp.full(depth, 0.3)),
-        methods.lfom(jnp.asarray(np.tril(rng.normal(size=(depth, depth))) / depth)).memory,
+        methods.lfom(as_array(np.tril(rng.normal(size=(depth, depth))) / depth)).memory,
         Conjugate(1e-9),
     ]
     for memory, view in itertools.product(memories[:2], ("tokens", "iterates")):

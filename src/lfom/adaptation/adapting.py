@@ -31,6 +31,7 @@ from lfom.adaptation.held_out import (
 from lfom.adaptation.per_prompt import STEPS, PerPrompt, no_gates, with_gates
 from lfom.adaptation.shared import Budget, chunked, fit_shared, total_losses
 from lfom.core import checks
+from lfom.core.arrays import as_array
 from lfom.core.checks import InputError
 from lfom.core.methods import Mixture
 from lfom.core.parameters import dimension, leaves
@@ -220,7 +221,7 @@ def _per_prompt(models: list[Mixture], X: np.ndarray, y: np.ndarray, folds: int 
         ]
         for i in range(4)
     )
-    adapted = [with_gates(model, jnp.asarray(own)) for model, own in zip(models, gates, strict=True)]
+    adapted = [with_gates(model, as_array(own)) for model, own in zip(models, gates, strict=True)]
     errors, now, share = (
         np.asarray([row.mean(dtype=np.float64) for row in rows]) for rows in (before, after, kept)
     )

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from lfom.core.arrays import as_array
 from lfom.core.methods import Algorithm
 from lfom.core.problems import Problem
 from lfom.core.threads import in_threads
@@ -60,7 +61,7 @@ def chunked(sets: Problem) -> Chunks:
             own = np.moveaxis(values[run], axis - 1 if axis > 0 else -1, 0)
             part = own[first : first + size]
             filled = np.pad(part, [(0, size - len(part))] + [(0, 0)] * (part.ndim - 1))
-            return jnp.asarray(np.moveaxis(filled, 0, axis - 1 if axis > 0 else -1))
+            return as_array(np.moveaxis(filled, 0, axis - 1 if axis > 0 else -1))
 
         return jax.tree.map(cut, whole)
 
@@ -81,7 +82,7 @@ def equations(
 
     def one(job: tuple[np.ndarray, list[Problem]]) -> list[np.ndarray]:
         vector, chunks = job
-        parts = [jax.device_get(_equations(model, train, jnp.asarray(vector), chunk)) for chunk in chunks]
+        parts = [jax.device_get(_equations(model, train, as_array(vector), chunk)) for chunk in chunks]
         return [sum(part[i].astype(np.float64) for part in parts) for i in range(2)]
 
     found = _each(one, list(zip(vectors, sets, strict=True)))
@@ -99,8 +100,7 @@ def total_losses(model: Any, candidates: np.ndarray, sets: Chunks) -> np.ndarray
     def one(job: tuple[np.ndarray, list[Problem]]) -> list[float]:
         vectors, chunks = job
         return [
-            sum(float(_total_loss(model, jnp.asarray(vector), chunk)) for chunk in chunks)
-            for vector in vectors
+            sum(float(_total_loss(model, as_array(vector), chunk)) for chunk in chunks) for vector in vectors
         ]
 
     found = np.asarray(_each(one, list(zip(candidates, sets, strict=True))))

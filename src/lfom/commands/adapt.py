@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 import typer
 from rich import box
@@ -17,6 +16,7 @@ from rich.table import Table
 
 from lfom.adaptation import SETTINGS, Adaptation, adapt
 from lfom.core import checks
+from lfom.core.arrays import as_array
 from lfom.core.checks import InputError
 from lfom.core.methods import Algorithm, Mixture
 from lfom.methods.classical import conjugate_gradient
@@ -108,7 +108,7 @@ def _shifted(checkpoint: Checkpoint, shift: dict[str, Any], key: jax.Array) -> D
     options = {name: value for name, value in checkpoint.configuration.data.items() if name != "runs"}
     options["spectrum"] = list(options["spectrum"])
     options |= {name: shift[name] for name in ("variance", "noise", "context") if shift[name] is not None}
-    rotation = jnp.asarray(checkpoint.rotations[0])
+    rotation = as_array(checkpoint.rotations[0])
     if shift["angle"] is not None:
         rotation = rotation @ turn(key, len(rotation), float(shift["angle"]))
     base = LinearRegression(**options, rotation=rotation)

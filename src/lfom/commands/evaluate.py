@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import jax.numpy as jnp
 import numpy as np
 import typer
 from rich import box
@@ -14,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lfom.commands.progress import EvaluationProgress
+from lfom.core.arrays import as_array
 from lfom.core.checks import count
 from lfom.core.runs import PerRun
 from lfom.limits.optimum import Optimum, exact_optimum, sampled_optima, with_preconditioner
@@ -92,7 +92,7 @@ def references(
         if name == "preconditioned CGD":
             return conjugate_gradient(depth, inverse)
         optimum = exact_optimum(configuration.model["d"], configuration.data["context"], depth)
-        return with_preconditioner(optimum, jnp.asarray(inverse))
+        return with_preconditioner(optimum, as_array(inverse))
 
     return {depth: PerRun([with_inverse(depth, inverse) for inverse in inverses]) for depth in depths}
 

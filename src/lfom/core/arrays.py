@@ -33,9 +33,31 @@ def numpy_or_jax(*arrays: Any) -> Any:
     return jnp if any(isinstance(array, jax.Array) for array in arrays) else np
 
 
+def as_array(value: Any, dtype: Any = None) -> Array:
+    """A JAX array of what NumPy holds. jnp.asarray compiles a program for every new shape; this does not."""
+    if isinstance(value, jax.Array):
+        return value if dtype is None else value.astype(dtype)
+    return jax.device_put(np.asarray(value, dtype))
+
+
+def default_dtype() -> Any:
+    """The floating-point type that JAX computes in now."""
+    return jax.dtypes.canonicalize_dtype(float)
+
+
 def ones(*shape: int) -> Array:
     """Ones, without compiling a program for them."""
-    return jnp.asarray(np.ones(shape, jax.dtypes.canonicalize_dtype(float)))
+    return as_array(np.ones(shape, default_dtype()))
+
+
+def unit(d: int, dtype: Any) -> Array:
+    """The identity matrix, without compiling a program for it."""
+    return as_array(np.eye(d, dtype=dtype))
+
+
+def filled(like: Array, number: float) -> Array:
+    """An array of the same shape with one number everywhere, without compiling a program for it."""
+    return as_array(np.full(like.shape, number, like.dtype))
 
 
 def pad_axes(array: Array, rank: int) -> Array:

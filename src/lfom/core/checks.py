@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from lfom.core.arrays import as_array
+
 
 class InputError(ValueError):
     """An argument breaks a rule; the message says which, why and what to do."""
@@ -60,7 +62,7 @@ def real_array(
                 "Pass real numbers."
             )
         value = values if jnp.issubdtype(values.dtype, jnp.floating) else values.astype(float)
-    array = jnp.asarray(value)  # from NumPy's array: nothing is compiled for it
+    array = as_array(value)  # from NumPy's array: nothing is compiled for it
     if not jnp.issubdtype(array.dtype, jnp.floating):
         array = array.astype(float)
     if shape is not None:

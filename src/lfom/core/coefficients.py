@@ -16,6 +16,7 @@ from jaxtyping import Float
 
 from lfom.core import checks
 from lfom.core.arrays import pad_axes
+from lfom.core.checks import InputError
 from lfom.core.parameters import parameter
 from lfom.core.states import BOTH, TOKENS, Direction, NoSuchView, Track
 
@@ -27,6 +28,10 @@ class Coefficient(eqx.Module):
     views: ClassVar[tuple[str, ...]] = TOKENS
     splits: ClassVar[bool] = True
     is_number: ClassVar[bool] = False
+
+    def numbers(self) -> tuple[Array, Array]:
+        """The context's and the query's number, where it is a number."""
+        raise InputError(f"{type(self).__name__} is more than a number.")
 
     @abc.abstractmethod
     def on_tokens(self, direction: Array) -> Array:
@@ -46,6 +51,9 @@ class Scalar(Coefficient):
     views, splits, is_number = BOTH, False, True
     value: Float[Array, "..."] = parameter(scales="all")
 
+    def numbers(self) -> tuple[Array, Array]:
+        return self.value, self.value
+
     def on_tokens(self, direction: Array) -> Array:
         return self.value * direction
 
@@ -60,6 +68,9 @@ class Pair(Coefficient):
     views, splits, is_number = BOTH, True, True
     context: Float[Array, "..."] = parameter(scales="all")
     query: Float[Array, "..."] = parameter()
+
+    def numbers(self) -> tuple[Array, Array]:
+        return self.context, self.query
 
     def on_tokens(self, direction: Array) -> Array:
         columns = jnp.full(direction.shape[1], self.context).at[-1].set(self.query)

@@ -16,7 +16,9 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float
 
-from lfom.core.coefficients import Coefficient, Scalar
+from lfom.core.arrays import as_array, default_dtype, filled
+from lfom.core.checks import InputError
+from lfom.core.coefficients import Coefficient, Pair, Scalar
 from lfom.core.parameters import parameter, part
 from lfom.core.problems import Problem
 from lfom.core.states import BOTH
@@ -53,6 +55,19 @@ class Memory(eqx.Module):
         self, direction: Any, past: Any, state: Any, problem: Problem, layer: Array | int
     ) -> tuple[Any, Any]: ...
 
+    def table(self, depth: int) -> tuple[np.ndarray, np.ndarray]:
+        """[l, j]: the coefficient of direction j in the step of layer l, for the context and for the query;
+        of memories with numbers."""
+        raise InputError(f"{type(self).__name__} has no table of numbers.")
+
+    def canonical(self, depth: int, wide: bool) -> "Memory":
+        """The same as an untied bank of numbers, where it has numbers: memories of several classes then share
+        what is compiled for one. wide: with one number for the context and one for the query."""
+        if not self.has_numbers:
+            return self
+        context, query = (as_array(rows.astype(default_dtype())) for rows in self.table(depth))
+        return Bank(Pair(context, query) if wide or self.splits else Scalar(context), False)
+
     def begin(self) -> "Memory":
         """Where training begins."""
         return self
@@ -75,6 +90,9 @@ class Forget(Memory):
     @property
     def has_numbers(self) -> bool:
         return True
+
+    def table(self, depth: int) -> tuple[np.ndarray, np.ndarray]:
+        return (np.diag(np.asarray(self.eta)[:depth]),) * 2
 
     def start(self, nothing: Any, state: Any, problem: Problem, room: int | None) -> None:
         return None
@@ -100,6 +118,16 @@ class Register(Memory):
     def has_numbers(self) -> bool:
         return True
 
+    def table(self, depth: int) -> tuple[np.ndarray, np.ndarray]:
+        """R_l = sum over j of gamma_l ... gamma_{j+1} times direction j."""
+        alpha, gamma = np.asarray(self.alpha), np.asarray(self.gamma)
+        rows, row = [], np.zeros(depth, alpha.dtype)
+        for layer in range(depth):
+            row = gamma[layer] * row
+            row[layer] = 1
+            rows.append(alpha[layer] * row)
+        return (np.stack(rows),) * 2
+
     def start(self, nothing: Any, state: Any, problem: Problem, room: int | None) -> Any:
         return nothing
 
@@ -119,7 +147,9 @@ def _never_read(bank: Any, shape: tuple[int, ...]) -> np.ndarray:
 
 def _own(bank: Any, shape: tuple[int, ...]) -> np.ndarray:
     """Gamma_l^l: what multiplies the direction just read."""
-    return (np.ones(shape, bool) if bank.tied else np.eye(*shape, dtype=bool)) & (not bank.own_is_one)
+    if bank.own_is_one:
+        return np.zeros(shape, bool)
+    return np.ones(shape, bool) if bank.tied else np.arange(shape[0])[:, None] == np.arange(shape[1])
 
 
 class Bank(Memory):
@@ -133,7 +163,7 @@ class Bank(Memory):
     gamma: Coefficient = part(
         axes=lambda bank: "past" if bank.tied else "layers past", unread=_never_read, scales=_own
     )
-    tied: bool = eqx.field(static=True)
+    tied: bool = eqx.field(static=True)  # type: ignore[misc]  # mypy takes `part` for a default
     own_is_one: bool = eqx.field(static=True, default=False)
 
     @property
@@ -177,6 +207,15 @@ class Bank(Memory):
             step = term if step is None else step + term
         return step, bank
 
+    def table(self, depth: int) -> tuple[np.ndarray, np.ndarray]:
+        def rows(values: Array) -> np.ndarray:
+            table = np.broadcast_to(np.asarray(values)[..., :depth], (depth, depth)) if self.tied else values
+            table = np.tril(np.asarray(table)[:depth, :depth])
+            return table - np.diag(np.diag(table)) + np.eye(depth) if self.own_is_one else table
+
+        context, query = self.gamma.numbers()
+        return rows(context), rows(query)
+
     @property
     def accumulates(self) -> bool:
         """A tied bank adds each direction again in every later layer."""
@@ -185,7 +224,7 @@ class Bank(Memory):
     def begin(self) -> "Bank":
         """The query's values of a tied pair at a small number; the context's stay at 1."""
         if self.accumulates and self.gamma.splits and self.gamma.is_number:
-            return eqx.tree_at(lambda b: b.gamma.query, self, replace_fn=lambda q: jnp.full_like(q, 0.3))
+            return eqx.tree_at(lambda b: b.gamma.query, self, replace_fn=lambda q: filled(q, 0.3))
         return self
 
     def first_steps(self, depth: int) -> np.ndarray:

@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float
 
-from lfom.core.arrays import numpy_or_jax, on_host
+from lfom.core.arrays import as_array, numpy_or_jax, on_host
 from lfom.core.checks import InputError
 from lfom.core.memories import Memory
 from lfom.core.parameters import dimension, parameter, part
@@ -82,6 +82,11 @@ class Algorithm(eqx.Module):
         """Whether its answers are polynomials in M H, M one symmetric matrix, with coefficients that are
         numbers and the same for all prompts."""
         return False
+
+    def canonical(self, d: int) -> "Algorithm":
+        """The same in the form that methods of several classes share, so that one compiled program runs them
+        all. For arrays whose values are known."""
+        return self
 
     @property
     def on_eigenvectors(self) -> "Algorithm | None":
@@ -236,7 +241,7 @@ class Method(Algorithm):
     is_scope: ClassVar[bool] = True  # parameters of the memory share their scale with those of this reader
     reader: Reader = part()
     memory: Memory = part("coefficients")
-    layers: int = eqx.field(static=True)
+    layers: int = eqx.field(static=True)  # type: ignore[misc]  # mypy takes `part` for a default
     learned: Learned | None = None
 
     @property
@@ -266,6 +271,10 @@ class Method(Algorithm):
     @property
     def is_polynomial(self) -> bool:
         return self.reader.one_matrix and self.memory.has_numbers
+
+    def canonical(self, d: int) -> "Method":
+        reader = self.reader.canonical(self.layers, d)
+        return self._with(reader, self.memory.canonical(self.layers, not self.moves_covariates))
 
     @property
     def on_eigenvectors(self) -> "Method | None":
@@ -415,9 +424,7 @@ class Mixture(Algorithm):
         units = (size * np.eye(heads, dtype=self.gates.dtype)).reshape(heads, heads, *(1,) * (len(shape) - 1))
         corners = np.broadcast_to(units, (heads, *shape))
         shorter = [corners / 4] if self.gating == "free" else []
-        return jnp.asarray(xp.concatenate([on_host(self.gates)[None], corners, *shorter]))
+        return as_array(xp.concatenate([on_host(self.gates)[None], corners, *shorter]))
 
     def starts(self) -> list[Algorithm]:
-        return [
-            dataclasses.replace(self, gates=jnp.asarray(gates)) for gates in np.asarray(self.gate_starts())
-        ]
+        return [dataclasses.replace(self, gates=as_array(gates)) for gates in np.asarray(self.gate_starts())]

@@ -8,6 +8,7 @@ a constant: it is never trained.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lfom.core.arrays import as_array
 from lfom.core.checks import InputError
 
 LAYERS = "layers"  # the axis that counts layers: a layer sees its own entry only
@@ -115,42 +117,57 @@ def leaves(tree: Any) -> list[Leaf]:
 
 
 def _leaf(node: Any, path: Any, array: Any) -> Leaf:
-    kind, axes, sets_scale, scope = None, (), False, ""
-    lead_scales, unread, scales = None, None, None
-    walked = ""
+    """Walk from the method to the array; every field on the way adds what it says."""
+    found = Leaf("", "", array, None, (), None, None, False)
+    of_part: np.ndarray | None = None  # entries that scale, over the axes of the part
     for key in path:
         if getattr(node, "is_scope", False):
-            scope = walked
-        declaration = None
-        if hasattr(
-            key, "name"
-        ):  # an attribute: what its field says. Other keys index a tuple or a dictionary
-            field = {f.name: f for f in dataclasses.fields(node)}.get(key.name)
-            declaration = field.metadata.get("lfom") if field is not None else None
-        walked += str(key)
-        if declaration is None and hasattr(key, "name") and key is path[-1]:  # an array that nothing is said of
-            return Leaf(walked, scope, array, None, (), None, None, False)
-        if declaration is not None:
-            kind = declaration.kind or kind
-            own = declaration.axes(node) if callable(declaration.axes) else declaration.axes
-            lead, axes = len(axes), (*axes, *_named(own, array.ndim - len(axes)))
-            sets_scale |= declaration.sets_scale
-            shape = tuple(array.shape[: len(axes)])
-            if declaration.unread is not None:
-                unread = declaration.unread(node, shape)
-            if callable(declaration.scales):
-                lead_scales = declaration.scales(node, shape)
-            elif declaration.scales is not None:
-                scales = np.zeros(shape, bool)
-                place = () if declaration.scales == "all" else (-1,) * (len(shape) - lead)
-                scales[(*(slice(None),) * lead, *place)] = True
+            found = dataclasses.replace(found, scope=found.name)
+        said = _said(node, key)
+        if said is None and key is path[-1]:  # an array of which nothing is said: a constant
+            return Leaf(found.name + str(key), found.scope, array, None, (), None, None, False)
+        said = said or Declaration()
+        before = len(found.axes)
+        own = said.axes(node) if callable(said.axes) else said.axes
+        axes = (*found.axes, *_named(own, array.ndim - before))
+        shape = tuple(array.shape[: len(axes)])
+        scales = found.scales
+        if callable(said.scales):
+            of_part = said.scales(node, shape)
+        elif said.scales is not None:
+            scales = np.zeros(shape, bool)
+            scales[(..., *(() if said.scales == "all" else (-1,) * (len(shape) - before)))] = True
+        found = Leaf(
+            found.name + str(key),
+            found.scope,
+            array,
+            said.kind or found.kind,
+            axes,
+            found.unread if said.unread is None else said.unread(node, shape),
+            scales,
+            found.sets_scale or said.sets_scale,
+        )
         node = _inner(node, key)
-    if scales is not None and lead_scales is not None:
-        scales = scales & lead_scales.reshape(lead_scales.shape + (1,) * (scales.ndim - lead_scales.ndim))
-    shape = tuple(array.shape[: len(axes)])
-    if unread is not None and unread.shape != shape:
-        unread = np.broadcast_to(unread.reshape(unread.shape + (1,) * (len(shape) - unread.ndim)), shape)
-    return Leaf(walked, scope, array, kind, axes, unread, scales, sets_scale)
+    shape = tuple(array.shape[: len(found.axes)])
+    scales = found.scales
+    if scales is not None and of_part is not None:
+        scales = scales & _over(of_part, shape)
+    unread = None if found.unread is None else _over(found.unread, shape)
+    return dataclasses.replace(found, unread=unread, scales=scales)
+
+
+def _said(node: Any, key: Any) -> Declaration | None:
+    """What the field says that this key leads through, None if nothing; other keys index a tuple or a
+    dictionary, and add nothing."""
+    if not hasattr(key, "name"):
+        return Declaration()
+    said = [field.metadata.get("lfom") for field in dataclasses.fields(node) if field.name == key.name]
+    return said[0] if said else None
+
+
+def _over(mask: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """A mask of the leading axes, over all of them."""
+    return np.broadcast_to(mask.reshape(mask.shape + (1,) * (len(shape) - mask.ndim)), shape)
 
 
 def _named(axes: str, ndim: int) -> tuple[str, ...]:
@@ -209,6 +226,21 @@ def cut(tree: Any, depth: int) -> Any:
     def one(leaf: Leaf) -> Any:
         index = tuple(slice(depth) if axis in (LAYERS, PAST) else slice(None) for axis in leaf.axes)
         return leaf.array[index] if any(axis in (LAYERS, PAST) for axis in leaf.axes) else leaf.array
+
+    return replaced(tree, [one(leaf) for leaf in leaves(tree)])
+
+
+def widened(tree: Any, depth: int) -> Any:
+    """The arrays with room for `depth` layers, filled up with zeros: for layers that are switched off."""
+
+    def one(leaf: Leaf) -> Any:
+        missing = [
+            max(depth - size, 0) if axis in (LAYERS, PAST) else 0
+            for axis, size in itertools.zip_longest(leaf.axes, leaf.array.shape)
+        ]
+        if not any(missing):
+            return leaf.array
+        return as_array(np.pad(np.asarray(leaf.array), [(0, more) for more in missing]))
 
     return replaced(tree, [one(leaf) for leaf in leaves(tree)])
 

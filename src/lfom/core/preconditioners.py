@@ -17,9 +17,20 @@ from jax import Array
 from jaxtyping import Float
 
 from lfom.core import checks
-from lfom.core.arrays import HIGHEST, matvec, pad_axes, transpose
+from lfom.core.arrays import (
+    HIGHEST,
+    as_array,
+    default_dtype,
+    filled,
+    matvec,
+    numpy_or_jax,
+    on_host,
+    pad_axes,
+    transpose,
+    unit,
+)
 from lfom.core.checks import InputError
-from lfom.core.parameters import at_layer, parameter
+from lfom.core.parameters import parameter
 
 
 class Preconditioner(eqx.Module):
@@ -71,6 +82,11 @@ class Preconditioner(eqx.Module):
         """What another class found, in this one's parameters where it has more of them."""
         return found
 
+    def all_layers(self, depth: int, d: int) -> Any:
+        """The matrices of all layers, (depth, d, d), by NumPy where they are known; None where they are
+        rather not written out."""
+        return None
+
     def ready(self) -> "Preconditioner":
         """The same, with what every product needs computed once."""
         return self
@@ -95,11 +111,14 @@ class Scaled(Preconditioner):
     def transposed_times(self, vector: Array) -> Array:
         return self.scale * vector
 
+    def all_layers(self, depth: int, d: int) -> Any:
+        return on_host(self.scale)[:depth, None, None] * np.eye(d, dtype=self.scale.dtype)
+
     def begin(self, scales: Float[Array, " depth"]) -> Preconditioner:
         return Scaled(scales)
 
     def begin_at(self, number: float) -> Preconditioner:
-        return Scaled(jnp.full_like(self.scale, number))
+        return Scaled(filled(self.scale, number))
 
 
 class Shared(Preconditioner):
@@ -124,6 +143,10 @@ class Shared(Preconditioner):
         checks.size("half", self.half, 0, vector.shape[0], "d")
         return self.scale * matvec((self.half + transpose(self.half)) / 2, vector)
 
+    def all_layers(self, depth: int, d: int) -> Any:
+        half = on_host(self.half)
+        return on_host(self.scale)[:depth, None, None] * (half + half.T) / 2
+
     @property
     def common(self) -> Array:
         return self.half
@@ -133,10 +156,10 @@ class Shared(Preconditioner):
         return Scaled(self.scale)
 
     def begin(self, scales: Float[Array, " depth"]) -> Preconditioner:
-        return Shared(scales, jnp.eye(self.half.shape[-1], dtype=scales.dtype))
+        return Shared(scales, unit(self.half.shape[-1], scales.dtype))
 
     def begin_at(self, number: float) -> Preconditioner:
-        return Shared(jnp.full_like(self.scale, number), jnp.eye(self.half.shape[-1], dtype=self.half.dtype))
+        return Shared(filled(self.scale, number), unit(self.half.shape[-1], self.half.dtype))
 
 
 class One(Preconditioner):
@@ -159,6 +182,10 @@ class One(Preconditioner):
     def transposed_times(self, vector: Array) -> Array:
         return matvec(self.matrix(vector.shape[0]), vector)
 
+    def all_layers(self, depth: int, d: int) -> Any:
+        half = on_host(self.half)
+        return numpy_or_jax(half).broadcast_to((half + half.T) / 2, (depth, d, d))
+
 
 class Full(Preconditioner):
     """A_l full and free in every layer."""
@@ -177,14 +204,16 @@ class Full(Preconditioner):
         return matvec(transpose(self.matrix(vector.shape[0])), vector)
 
     def begin(self, scales: Float[Array, " depth"]) -> Preconditioner:
-        return Shared(scales, jnp.eye(self.matrices.shape[-1], dtype=scales.dtype))
+        return Shared(scales, unit(self.matrices.shape[-1], scales.dtype))
 
     def begin_at(self, number: float) -> Preconditioner:
-        return Scaled(jnp.full(self.matrices.shape[0], number, self.matrices.dtype))
+        return Scaled(as_array(np.full(self.matrices.shape[0], number, self.matrices.dtype)))
 
     def write(self, found: Preconditioner) -> Preconditioner:
-        depth, d = self.matrices.shape[:2]
-        return Full(jnp.stack([at_layer(found, layer).matrix(d) for layer in range(depth)]))
+        return Full(as_array(found.all_layers(*self.matrices.shape[:2])))
+
+    def all_layers(self, depth: int, d: int) -> Any:
+        return on_host(self.matrices)[:depth]
 
 
 class Definite(Preconditioner):
@@ -225,6 +254,9 @@ class Identity(Definite):
 
     def transposed_times(self, vector: Array) -> Array:
         return vector
+
+    def all_layers(self, depth: int, d: int) -> Any:
+        return np.broadcast_to(np.eye(d, dtype=default_dtype()), (depth, d, d))
 
     def diagonal(self, like: Array) -> Array:
         return jnp.ones_like(like)
@@ -288,7 +320,7 @@ class Transformed(Definite):
 
     kind = "transform"
     logs: Float[Array, "*d"] = parameter(axes="*d")
-    transform: str = eqx.field(static=True)
+    transform: str = eqx.field(static=True)  # type: ignore[misc]
 
     def transposed_times(self, vector: Array) -> Array:
         axes = self.logs.ndim

@@ -244,8 +244,8 @@ class Quadratic(IterateProblem):
 
     gram: Float[Array, "d d *prompts"]
     moment: Float[Array, "d *prompts"]
-    probe: Array | None = None  # (k, d, *prompts), or (k, d) shared
-    target: Float[Array, "k *prompts"] | None = None
+    probe: Any = None  # (k, d, *prompts), or (k, d) shared by all; None where nothing is asked
+    target: Any = None  # (k, *prompts)
 
     @staticmethod
     def of(prompt: Any) -> "Quadratic":

@@ -13,10 +13,10 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float
 
-from lfom.core.arrays import matmat, matvec, transpose
+from lfom.core.arrays import as_array, matmat, matvec, transpose
 from lfom.core.checks import InputError
 from lfom.core.parameters import parameter, part
-from lfom.core.preconditioners import Preconditioner
+from lfom.core.preconditioners import Full, Preconditioner
 from lfom.core.states import BOTH, TOKENS, Direction, Iterate, NoSuchView, Track, common
 
 
@@ -95,6 +95,11 @@ class Reader(eqx.Module):
 
     def ready(self) -> "Reader":
         """The same, with what every layer needs computed once."""
+        return self
+
+    def canonical(self, depth: int, d: int) -> "Reader":
+        """The same with full matrices in every layer, where it has matrices: readers of several classes
+        then share what is compiled for one."""
         return self
 
     def look(self, problem: Any) -> Any:
@@ -221,6 +226,13 @@ class Gradient(Reader):
 
     def write(self, found: Any) -> "Gradient":
         return Gradient(self.A.write(found.A), None if self.B is None else self.B.write(found.B))
+
+    def canonical(self, depth: int, d: int) -> "Gradient":
+        A = self.A.all_layers(depth, d)
+        B = None if self.B is None else self.B.all_layers(depth, d)
+        if A is None or (self.B is not None and B is None):
+            return self
+        return Gradient(Full(as_array(A)), None if B is None else Full(as_array(B)))
 
     def ready(self) -> "Gradient":
         return Gradient(self.A.ready(), None if self.B is None else self.B.ready())
@@ -382,7 +394,7 @@ class Multiplied(Reader):
     """Another reader's directions times a number of the problem's own."""
 
     reader: Reader = part()
-    factor: Array
+    factor: Array  # type: ignore[misc]
 
     @property
     def views(self) -> tuple[str, ...]:

@@ -10,9 +10,9 @@ from typing import Any
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from lfom.core.arrays import as_array
 from lfom.core.checks import InputError
 
 
@@ -20,7 +20,7 @@ def _on_arrays(work: Callable[..., np.ndarray], items: Sequence[Any]) -> Any:
     def one(*leaves: Any) -> Any:
         if not eqx.is_array(leaves[0]):
             return leaves[0]
-        return jnp.asarray(work(*(np.asarray(leaf) for leaf in leaves)))
+        return as_array(work(*(np.asarray(leaf) for leaf in leaves)))
 
     return jax.tree.map(one, *items)
 

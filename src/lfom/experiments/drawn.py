@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, PRNGKeyArray
 
+from lfom.core.arrays import as_array
 from lfom.core.problems import Quadratic
 from lfom.prompts.distributions import Distribution
 from lfom.prompts.prompt import Prompt
@@ -97,9 +98,9 @@ def drawn(data: Any, *, length: float | None = None, degrees: float = jnp.inf, m
     def one(base: Any) -> Drawn:
         nothing = jnp.zeros(base.dimension)
         weight_root = jnp.sqrt(base.weight_variance) * base.inverse_root.T
-        context = jnp.asarray(float(base.context if length is None else length))
+        context = as_array(float(base.context if length is None else length))
         return Drawn(
-            base.root, weight_root, nothing, nothing, base.noise, context, jnp.asarray(degrees), most, True
+            base.root, weight_root, nothing, nothing, base.noise, context, as_array(degrees), most, True
         )
 
     return jax.vmap(one)(data)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lfom.adaptation import PerPrompt
+from lfom.core.arrays import as_array
 from lfom.experiments.drawn import Drawn
 from lfom.experiments.gaussian_mixture import MEANS, VARIANCES, WEIGHTS
 from lfom.experiments.ridge import PENALTIES, Ridge, best_penalty
@@ -68,11 +69,11 @@ def mixtures_in_five(bench: Workbench) -> list[GaussianMixture]:
 
 def component(data: GaussianMixture, m: int) -> Drawn:
     """One component, in the class that is drawn fast."""
-    root = jnp.asarray(
+    root = as_array(
         np.sqrt(data.variances)[m] * np.eye(D, dtype=np.float32)
     )  # "same": w* varies as much as x
-    mean, length = jnp.asarray(np.asarray(data.means)[m]), jnp.asarray(np.float32(data.context))
-    infinite = jnp.asarray(np.float32(np.inf))
+    mean, length = as_array(np.asarray(data.means)[m]), as_array(np.float32(data.context))
+    infinite = as_array(np.float32(np.inf))
     return Drawn(root, root, mean, mean, data.noise, length, infinite, data.context, False)
 
 
@@ -99,7 +100,7 @@ def in_five(bench: Workbench, curve: str = "Memformer, own 1") -> InFive:
         whole = methods[UNADAPTED].stacked
         methods |= {OWN_GATES: PerRun(PerPrompt(whole)), HARD: PerRun(PerPrompt(whole, 0))}
         methods |= {RIGHT: trained.per_run(), "CGD": conjugate_gradient(DEPTH)}
-        methods |= {f"ridge {penalty:g}": Ridge(jnp.asarray(np.float32(penalty))) for penalty in PENALTIES}
+        methods |= {f"ridge {penalty:g}": Ridge(as_array(np.float32(penalty))) for penalty in PENALTIES}
         bench.say(f"scoring: {curve} (mixture, d = 5)")
         count = bench.preset.prompts // 20
         scores = evaluate(methods, components, prompts=count, key=bench.stream("score five"))

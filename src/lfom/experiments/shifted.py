@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lfom.adaptation import PerPrompt, adapt
+from lfom.core.arrays import as_array
 from lfom.core.parameters import leaves
 from lfom.core.readers import Normalised
 from lfom.core.runs import PerRun, concatenate, joined
@@ -114,7 +115,7 @@ def repeated(method: PerRun, times: int) -> PerRun:
 
 def union_data(bench: Workbench, *, normalised: bool = False) -> PerRun:
     """Prompts of all variances, log-uniform; or each divided by its own scale."""
-    own = jnp.asarray(np.float32(normalised))
+    own = as_array(np.float32(normalised))
     return PerRun([Rescaled(RandomScale(one, LOWEST, HIGHEST), own) for one in bench.data().each()])
 
 
@@ -197,7 +198,7 @@ def on_shifts(bench: Workbench) -> OnShifts:
         known = PerRun([conjugate_gradient(DEPTH, (A + A.T) / 2) for A in inverses])
         methods["preconditioned CGD"] = repeated(known, times)
         methods["CGD"] = conjugate_gradient(DEPTH)
-        methods |= {f"ridge {p:g}": Ridge(jnp.asarray(np.float32(p))) for p in PENALTIES}
+        methods |= {f"ridge {p:g}": Ridge(as_array(np.float32(p))) for p in PENALTIES}
         bench.say("scoring on shifted prompts")
         count = bench.preset.prompts // 100
         scores = evaluate(methods, data, prompts=count, key=bench.stream("score", "shifts"))

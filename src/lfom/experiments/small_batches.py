@@ -3,9 +3,9 @@
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from lfom.core.arrays import as_array
 from lfom.core.preconditioners import Full
 from lfom.core.readers import Gradient
 from lfom.experiments.fixed_batches import OnSets, by_depth, lower_in_all_runs, train_on_sets
@@ -29,7 +29,7 @@ def memformers(bench: Workbench, training: str, sizes: tuple[int, ...], depths: 
             size = float(1 / np.mean(data.stacked.spectrum))
             steps = size * (1 + 0.6 * np.cos(np.pi * (np.arange(deepest) + 0.5) / deepest))
             matrices = (steps[:, None, None] * np.eye(5)).astype(np.float32)
-            model = dataclasses.replace(model, reader=Gradient(Full(jnp.asarray(matrices))))
+            model = dataclasses.replace(model, reader=Gradient(Full(as_array(matrices))))
         # One prompt leaves so much open that damped steps stall: Adam to the end fits it reliably.
         longer = Adam(steps=10_000, resample=1_000, schedule="cosine") if sizes == SMALL else None
         return train_on_sets(bench, model, data, sizes, training, f"main {max(sizes)}", depths, longer)

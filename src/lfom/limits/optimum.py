@@ -20,7 +20,7 @@ from jaxtyping import Float, PRNGKeyArray
 from numpy.polynomial import Polynomial
 
 from lfom.core import checks
-from lfom.core.arrays import matvec
+from lfom.core.arrays import as_array, default_dtype, matvec
 from lfom.core.methods import Algorithm
 from lfom.core.problems import Problem, Quadratic
 from lfom.core.states import Direction, Track
@@ -54,7 +54,7 @@ class Optimum(eqx.Module):
         A = self.preconditioner
         if A is not None and A.ndim == 3:  # one per run; the polynomial is the same in every one
             numbers = np.broadcast_to(numbers, (A.shape[0], room))
-        return Horner(jnp.asarray(numbers.astype(jax.dtypes.canonicalize_dtype(float))), A)
+        return Horner(as_array(numbers.astype(default_dtype())), A)
 
     @property
     def log_loss(self) -> float:
@@ -71,7 +71,7 @@ class Optimum(eqx.Module):
 
     def answer(self, quadratics: Quadratic) -> Array:
         """w after the optimal coefficients, for each prompt, by Horner's rule."""
-        coefficients = jnp.asarray([-c for c in self.polynomial[1:]], quadratics.moment.dtype)
+        coefficients = as_array([-c for c in self.polynomial[1:]], quadratics.moment.dtype)
         return polynomial_answer(coefficients, self.preconditioner, quadratics)
 
     def losses(self, quadratics: Quadratic) -> Array:
@@ -206,7 +206,7 @@ def sampled_optima(
 
     @eqx.filter_jit
     def system(key: PRNGKeyArray) -> tuple[Array, Array, Array]:
-        return moments(distribution.quadratics(key, chunk), preconditioner, max(depths), jnp.asarray(scale))
+        return moments(distribution.quadratics(key, chunk), preconditioner, max(depths), as_array(scale))
 
     chunks = max(prompts // (2 * chunk), 2)
     keys = jax.random.split(key, 2 * chunks)

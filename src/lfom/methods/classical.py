@@ -13,7 +13,7 @@ from jax import Array
 from jaxtyping import Float
 
 from lfom.core import checks
-from lfom.core.arrays import numpy_or_jax, on_host, ones
+from lfom.core.arrays import as_array, numpy_or_jax, on_host, ones
 from lfom.core.checks import InputError
 from lfom.core.coefficients import CoordinateWise, Pair, Scalar
 from lfom.core.memories import Bank, Conjugate, Forget, Memory, Register
@@ -41,13 +41,13 @@ def _constant(name: str, value: Any, steps: int) -> Any:
 def gradient_descent(eta: Any, steps: int) -> Method:
     """w <- w - eta grad R(w)."""
     steps = checks.count("steps", steps)
-    return Method(Gradient(Identity()), Forget(jnp.asarray(_constant("eta", eta, steps))), steps)
+    return Method(Gradient(Identity()), Forget(as_array(_constant("eta", eta, steps))), steps)
 
 
 def preconditioned_gradient_descent(A: Any, eta: Any, steps: int) -> Method:
     """w <- w - eta A^T grad R(w), with one A (d, d), or one per step (steps, d, d)."""
     steps = checks.count("steps", steps)
-    sizes = jnp.asarray(_constant("eta", eta, steps))
+    sizes = as_array(_constant("eta", eta, steps))
     return Method(Gradient(_matrices("A", A, steps)), Forget(sizes), steps)
 
 
@@ -73,7 +73,7 @@ def momentum(eta: Any, beta: Any, steps: int) -> Method:
         )
     xp = numpy_or_jax(eta, beta)
     gamma = xp.concatenate([beta[:1], beta[1:] * (eta[:-1] / eta[1:])])
-    return Method(Gradient(Identity()), Register(jnp.asarray(eta), jnp.asarray(gamma)), steps)
+    return Method(Gradient(Identity()), Register(as_array(eta), as_array(gamma)), steps)
 
 
 def heavy_ball(eta: Any, beta: Any, steps: int) -> Method:
@@ -104,8 +104,8 @@ def nesterov(eta: Any, beta: Any, steps: int) -> Method:
         v.append(w[k] + beta[k] * (w[k] - w[k - 1] if k else 0 * units[0]))
         w.append(v[k] + eta[k] * units[k])
     v.append(w[steps])  # the context's last move is never read
-    context = jnp.asarray(xp.stack([v[k + 1] - v[k] for k in range(steps)]))
-    query = jnp.asarray(xp.stack([w[k + 1] - w[k] for k in range(steps)]))
+    context = as_array(xp.stack([v[k + 1] - v[k] for k in range(steps)]))
+    query = as_array(xp.stack([w[k + 1] - w[k] for k in range(steps)]))
     return Method(Gradient(Identity()), Bank(Pair(context, query), tied=False), steps)
 
 
@@ -120,7 +120,7 @@ def chebyshev(lowest: float, highest: float, steps: int) -> Method:
         gamma.append((0.5 if k == 1 else 0.25) * (radius * alpha[-1]) ** 2)
         alpha.append(1 / (centre - gamma[-1] / alpha[-1]))
     # Register: step alpha_k R_k, R_k = direction + (gamma_k as above) R_{k-1}
-    register = Register(jnp.asarray(np.asarray(alpha)), jnp.asarray(np.asarray(gamma)))
+    register = Register(as_array(np.asarray(alpha)), as_array(np.asarray(gamma)))
     return Method(Gradient(Identity()), register, steps)
 
 
@@ -155,7 +155,7 @@ def lfom(coefficients: Any) -> Method:
     gamma, steps, xp = on_host(gamma), gamma.shape[0], numpy_or_jax(gamma)
     lower = np.tril(np.ones((steps, steps), gamma.dtype))
     gamma = gamma * (lower if gamma.ndim == 2 else lower[..., None])
-    increments = jnp.asarray(-(gamma - xp.concatenate([0 * gamma[:1], gamma[:-1]])))
+    increments = as_array(-(gamma - xp.concatenate([0 * gamma[:1], gamma[:-1]])))
     structure = Scalar(increments) if gamma.ndim == 2 else CoordinateWise(increments)
     return Method(Gradient(Identity()), Bank(structure, tied=False), steps)
 
@@ -207,7 +207,9 @@ def positions(
         position = position + step
         rows.append(position)
     context = jnp.stack([jnp.moveaxis(row.context.w, -1, 0) for row in rows])
-    query = None if zero.query is None else jnp.stack([jnp.moveaxis(row.query.w, -1, 0) for row in rows])
+    query = None if zero.query is None else jnp.stack(
+        [jnp.moveaxis(row.query.w, -1, 0) for row in rows if row.query is not None]
+    )
     return context, query
 
 
@@ -235,7 +237,7 @@ def _matrices(name: str, value: Any, steps: int) -> Preconditioner:
     if array.ndim == 3 and array.shape[0] != steps:
         raise InputError(f"{name} holds {array.shape[0]} matrices for {steps} steps: give one per step.")
     known = on_host(array)
-    return Full(jnp.asarray(numpy_or_jax(known).broadcast_to(known, (steps, *array.shape[-2:]))))
+    return Full(as_array(numpy_or_jax(known).broadcast_to(known, (steps, *array.shape[-2:]))))
 
 
 def least_squares(prompt: Prompt) -> Array:

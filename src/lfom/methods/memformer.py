@@ -1,13 +1,12 @@
 """Trainable models: Linear Transformers and Memformers with their initial parameters."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jaxtyping import PRNGKeyArray
 
 from lfom.core import checks
-from lfom.core.arrays import on_host, ones
+from lfom.core.arrays import as_array, default_dtype, on_host, ones
 from lfom.core.checks import InputError
 from lfom.core.coefficients import Coefficient, CoordinateWise, Hadamard, Pair, Rows, Scalar, TokenWise
 from lfom.core.memories import Bank, Conjugate, Forget, Memory, Register
@@ -60,7 +59,7 @@ def memformer(
             raise InputError(
                 "the conjugate register needs B = 0 and one head: leave covariates and heads out."
             )
-        start = jnp.asarray(np.eye(d, dtype=ones(0).dtype) + scale * _normal(key, (d, d)))
+        start = as_array(np.eye(d, dtype=default_dtype()) + scale * _normal(key, (d, d)))
         return Method(_normalised(Gradient(One(start)), normalised), Conjugate(), depth)
 
     def reader(key: PRNGKeyArray) -> Reader:
@@ -109,7 +108,7 @@ def mixture(
         raise InputError(f"heads have depths {sorted(depths)}: a mixture needs heads of one depth.")
     shape = (len(heads), depths.pop()) if per_layer else (len(heads),)
     if gates is None:
-        gates = jnp.asarray(np.ones(shape, ones(0).dtype) / len(heads))
+        gates = as_array(np.ones(shape, default_dtype()) / len(heads))
     gates = checks.real_array("gates", gates)
     if gates.shape[: len(shape)] != shape or gates.ndim > len(shape) + 1:
         raise InputError(
@@ -120,12 +119,10 @@ def mixture(
 
 def _preconditioner(key: PRNGKeyArray, kind: str, d: int, depth: int, scale: float) -> Preconditioner:
     if kind == "scalar":
-        return Scaled(jnp.asarray(scale * _normal(key, (depth,))))
+        return Scaled(as_array(scale * _normal(key, (depth,))))
     if kind == "shared":
-        return Shared(
-            jnp.asarray(scale * _normal(key, (depth,))), jnp.asarray(np.eye(d, dtype=ones(0).dtype))
-        )
-    return Full(jnp.asarray(scale * _normal(key, (depth, d, d))))
+        return Shared(as_array(scale * _normal(key, (depth,))), as_array(np.eye(d, dtype=default_dtype())))
+    return Full(as_array(scale * _normal(key, (depth, d, d))))
 
 
 def _memory(
@@ -134,8 +131,8 @@ def _memory(
     if kind == "none":
         return Forget(ones(depth))
     if kind == "register":
-        return Register(ones(depth), jnp.asarray(np.zeros_like(ones(depth))))
-    dtype = ones(0).dtype
+        return Register(ones(depth), as_array(np.zeros(depth, default_dtype())))
+    dtype = default_dtype()
     own = np.ones(depth, dtype) if tied else np.eye(depth, dtype=dtype)
     return Bank(_coefficient(gamma, 0 * own if own_is_one else own, d, context), tied, own_is_one)
 
@@ -154,7 +151,7 @@ def _coefficient(kind: str, start: np.ndarray, d: int, context: int | None) -> C
     }[kind]
     value = start.reshape(start.shape + (1,) * len(shape)) * np.ones(shape, start.dtype)
     fields = 2 if structure is Pair else 1
-    return structure(*[jnp.asarray(value)] * fields)
+    return structure(*[as_array(value)] * fields)
 
 
 def _normal(key: PRNGKeyArray, shape: tuple[int, ...]) -> Array:

@@ -6,6 +6,7 @@ from jax import Array
 from jaxtyping import Float
 
 from lfom.core import checks
+from lfom.core.arrays import as_array
 from lfom.core.checks import InputError
 from lfom.core.coefficients import Scalar
 from lfom.core.memories import Bank, Conjugate, Forget, Register
@@ -49,7 +50,7 @@ def conjugate_gradient_memformer(prompt: Prompt, depth: int, stop: float = 0.0) 
             break
         alpha[layer] = slope / curvature
         labels, last = labels + alpha[layer] * register, slope
-    return Method(Gradient(Identity()), Register(jnp.asarray(alpha), jnp.asarray(gamma)), depth)
+    return Method(Gradient(Identity()), Register(as_array(alpha), as_array(gamma)), depth)
 
 
 def conjugate_memformer(depth: int, stop: float = 0.0) -> Method:

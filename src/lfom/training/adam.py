@@ -13,6 +13,7 @@ import optax
 from jax import Array
 from jaxtyping import Float
 
+from lfom.core.arrays import as_array
 from lfom.core.methods import Algorithm
 from lfom.core.problems import Problem
 from lfom.core.unroll import last_residual
@@ -114,11 +115,11 @@ def _batches(source: Any, keys: Array, size: int) -> Problem:
 def run_adam(phase: Phase, adam: Adam, setting: Setting, state: State) -> State:
     """Blocks of steps until there are enough."""
     block = make_block(phase.parameters, adam)
-    vectors = jnp.asarray(state.vectors)
+    vectors = as_array(state.vectors)
     fresh = jax.vmap(jax.vmap(adam.optimiser().init))(vectors[..., phase.parameters.index])
     leaves, structure = jax.tree.flatten(fresh)
     if state.extra:
-        leaves = [jnp.asarray(state.extra[f"adam_{i}"], leaf.dtype) for i, leaf in enumerate(leaves)]
+        leaves = [as_array(state.extra[f"adam_{i}"], leaf.dtype) for i, leaf in enumerate(leaves)]
     moments = jax.tree.unflatten(structure, leaves)
     while state.step * adam.resample < adam.steps:
         batch = _batches(setting.source, setting.keys(state.phase, state.step), adam.batch)

@@ -9,6 +9,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float
 
+from lfom.core.arrays import as_array
 from lfom.core.problems import Problem
 from lfom.core.threads import in_threads
 from lfom.core.unroll import last_answer, last_residual
@@ -135,7 +136,7 @@ class Direct:
 
     def prepare(self, vectors: np.ndarray, keys: Array, tried: int) -> None:
         """Compile both programs side by side, by running them over no prompts."""
-        nothing = (keys, jnp.asarray(0), jnp.asarray(0))
+        nothing: Any = (keys, np.int32(0), np.int32(0))
         several = np.repeat(vectors[..., None, :], 1 + tried, axis=-2)
         jobs = [(self._accumulate, vectors), (self._score, several)]
         list(in_threads(lambda job: self._run(*job, *nothing), jobs))
@@ -158,7 +159,7 @@ class Direct:
 
     def _run(self, program: Callable, vectors: np.ndarray, *rest: Array) -> tuple[Array, ...]:
         source = self._setting.source
-        return program(jnp.asarray(vectors, float), self._setting.actives, source.arrays, *rest)
+        return program(as_array(vectors, float), self._setting.actives, source.arrays, *rest)
 
 
 def damped_steps(normal: np.ndarray, slope: np.ndarray, damping: tuple[float, ...]) -> np.ndarray:

@@ -15,8 +15,9 @@ from jax import Array
 
 from lfom.core import checks
 from lfom.core.methods import Algorithm
+from lfom.core.parameters import widened
 from lfom.core.problems import Problem, Quadratic
-from lfom.core.runs import by_run, common_runs, take
+from lfom.core.runs import PerRun, by_run, common_runs, take
 from lfom.core.threads import in_threads
 from lfom.core.unroll import losses
 from lfom.training.sources import OF_PROMPT
@@ -113,29 +114,34 @@ def _sums(structure: Any, arrays: list[Array], active: Array, steps: Array, prom
     return jnp.sum(values, axis=1), jnp.sum(values**2, axis=1), values[steps]
 
 
-def _entries(methods: Mapping[str, Any]) -> list[_Entry]:
-    """Methods that differ only in their numbers and in how many layers they use get one structure."""
+def _entries(methods: Mapping[str, Any], d: int) -> list[_Entry]:
+    """Methods that differ only in their numbers and in how many layers they use get one structure: written
+    in their common form, and as many layers as the deepest of them, the others switched off."""
     runs = {name: by_run(method) for name, method in methods.items()}
-    inner = {name: (methods[name] if each is None else each.stacked) for name, each in runs.items()}
-    inner = {name: method.as_algorithm() for name, method in inner.items()}
-    layers = {name: method.depth for name, method in inner.items()}
+    each = {
+        name: [method.as_algorithm()] if runs[name] is None else _each_run(runs[name])
+        for name, method in methods.items()
+    }
+    each = {name: [one.canonical(d) for one in own] for name, own in each.items()}
+    layers = {name: own[0].depth for name, own in each.items()}
     families: dict[Any, list[str]] = {}
-    for name, method in inner.items():
-        bare = method.truncated(0)
-        shapes = tuple(leaf.shape for leaf in jax.tree.leaves(eqx.filter(bare, eqx.is_array)))
-        families.setdefault((_structure(bare), runs[name] is None, shapes), []).append(name)
+    for name, own in each.items():
+        families.setdefault(_structure(own[0].truncated(0)), []).append(name)
     found = []
     for names in families.values():
         deepest = max(layers[name] for name in names)
         for name in names:
-            method = inner[name].truncated(deepest)
-            leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(method) if eqx.is_array(leaf)]
-            count = leaves[0].shape[0] if runs[name] is not None and leaves else 0
-            each = [[leaf[run] for leaf in leaves] for run in range(count)] or [leaves]
-            arrays = [[jnp.asarray(leaf) for leaf in own] for own in each]
-            active = (np.arange(method.depth) < layers[name]).astype(np.float32)
-            found.append(_Entry(name, _view(name, method), _structure(method), arrays, active, layers[name]))
+            filled = [widened(one, deepest).truncated(deepest) for one in each[name]]
+            arrays = [[leaf for leaf in jax.tree.leaves(one) if eqx.is_array(leaf)] for one in filled]
+            active = (np.arange(filled[0].depth) < layers[name]).astype(np.float32)
+            structure = _structure(filled[0])
+            found.append(_Entry(name, _view(name, filled[0]), structure, arrays, active, layers[name]))
     return sorted(found, key=lambda entry: list(methods).index(entry.name))
+
+
+def _each_run(runs: Any) -> list[Any]:
+    """Every run's own; an optimum's polynomial is the same in each."""
+    return PerRun(runs.stacked.as_algorithm()).each()
 
 
 def _view(name: str, method: Algorithm) -> str:
@@ -170,7 +176,7 @@ def evaluate(
     prompts = checks.count("prompts", prompts)
     chunk = min(chunk, prompts)
     each = by_run(data)
-    entries = _entries(methods)
+    entries = _entries(methods, (data if each is None else each[0]).dimension)
     sources = [take(data, ...)] if each is None else each.each()
     if len(sources) == 1 and each is None:
         sources = sources * common_runs(**methods)
@@ -208,7 +214,7 @@ def evaluate_on(methods: Mapping[str, Any], sets: Quadratic, chunk: int = 2_000)
 
         return {"iterates": jax.tree.map(cut, whole)}
 
-    return _scores(_entries(methods), draw, runs, -(-prompts // chunk), prompts)
+    return _scores(_entries(methods, whole.moment.shape[1]), draw, runs, -(-prompts // chunk), prompts)
 
 
 def _scores(

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from lfom.core import checks
+from lfom.core.arrays import as_array
 from lfom.core.checks import InputError
 from lfom.core.methods import Algorithm
 from lfom.core.parameters import kinds as kinds_of
@@ -138,8 +138,8 @@ def plan(
     phases: list[Phase] = []
     for kinds in _groups_of(train):
         name = "all" if kinds is None or set(kinds) >= set(kinds_of(model)) else " and ".join(kinds)
-        first = model.begin(jnp.asarray(np.zeros(model.depth, np.float32)))
-        narrower = jax.tree.structure(first) != jax.tree.structure(model)
+        first = model.begin(as_array(np.zeros(model.depth, np.float32)))
+        narrower = bool(jax.tree.structure(first) != jax.tree.structure(model))  # type: ignore[operator]
         if narrower and optimiser.begins_anew(start) and (kinds is None or "A" in kinds):
             phases.append(Phase(f"{name}, one matrix", parameters(first, kinds), optimiser))
             frees = not one_matrix_is_enough if optimiser.every_matrix is None else optimiser.every_matrix
@@ -206,14 +206,12 @@ def _initial(model: Algorithm, first: Parameters, setting: Setting, optimiser: A
         for depth in setting.depths:
             scales = np.zeros(setting.depth)
             scales[:depth] = size[run] * model.first_steps(depth) * (1 + 0.05 * jitter[run, :depth])
-            rows.append(vector_of(model.begin(jnp.asarray(scales.astype(np.float32)))))
+            rows.append(vector_of(model.begin(as_array(scales.astype(np.float32)))))
     return np.stack(rows).reshape(runs, len(setting.depths), -1)
 
 
 def _convert(before: Parameters, after: Parameters, vectors: np.ndarray) -> np.ndarray:
     """The same models in the next phase's parametrisation."""
-
-    def one(vector: Array) -> Array:
-        return after.vector(after.template.write(before.build(vector)))
-
-    return np.asarray(jax.jit(jax.vmap(jax.vmap(one)))(jnp.asarray(vectors)))
+    flat = vectors.reshape(-1, vectors.shape[-1])
+    found = [vector_of(after.template.write(from_vector(before.template, vector))) for vector in flat]
+    return np.stack(found).reshape(*vectors.shape[:-1], -1)

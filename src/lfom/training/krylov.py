@@ -17,13 +17,13 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float
 
-from lfom.core.arrays import matmat, transpose
+from lfom.core.arrays import as_array, matmat, transpose
 from lfom.core.methods import Method
 from lfom.core.parameters import kinds
 from lfom.core.problems import Quadratic
 from lfom.core.threads import in_threads
 from lfom.limits.krylov import basis, coefficients, factors, seen
-from lfom.training.parameters import Parameters
+from lfom.training.parameters import Parameters, from_vector
 from lfom.training.state import Setting
 
 WIDER = 1.5  # h over the mean largest eigenvalue
@@ -172,7 +172,9 @@ class Krylov:
         size = sum(
             int(np.prod(a.shape)) for a in jax.tree.leaves(eqx.filter(parameters.template, eqx.is_array))
         )
-        places = parameters.build(jnp.arange(size)).reader.A  # every number replaced by its place
+        places = from_vector(
+            parameters.template, np.arange(size)
+        ).reader.A  # every number replaced by its place
         self._matrix = None if places.common is None else np.asarray(places.common)
         trained = np.isin(np.arange(size), parameters.index)
         self._moves = self._matrix is not None and bool(trained[self._matrix].all())
@@ -189,7 +191,7 @@ class Krylov:
 
     def prepare(self, vectors: np.ndarray, keys: Array, tried: int) -> None:
         """Compile all programs side by side, by running them over no prompts."""
-        nothing = (keys, jnp.asarray(0), jnp.asarray(0), jnp.zeros(vectors.shape[1], int))
+        nothing: Any = (keys, np.int32(0), np.int32(0), np.zeros(vectors.shape[1], int))
         several = np.repeat(vectors[..., None, :], 1 + tried, axis=-2)
         jobs = [
             lambda: self.equations(vectors, *nothing),
@@ -299,7 +301,7 @@ class Krylov:
         return (half + np.swapaxes(half, -1, -2)) / 2, c
 
     def _sent(self, M: np.ndarray, c: np.ndarray) -> tuple[Array, Array, Array]:
-        return jnp.asarray(M, float), jnp.asarray(c, float), jnp.asarray(self._h, float)
+        return as_array(M, float), as_array(c, float), as_array(self._h, float)
 
 
 def _diagonal(matrix: np.ndarray) -> np.ndarray:

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
@@ -177,10 +176,10 @@ def _total(
     """program(first, last) over all chunks in slices, added up in float64. `part`: which part of the
     pass this is, for the bar."""
     total: list[np.ndarray] | None = None
-    bounds = jnp.asarray(limits)
+    bounds = limits
     for first in range(chunks.start, chunks.stop, SLICE):
         last = min(first + SLICE, chunks.stop)
-        arrays = [np.asarray(a, np.float64) for a in program(jnp.asarray(first), jnp.asarray(last), bounds)]
+        arrays = [np.asarray(a, np.float64) for a in program(np.int32(first), np.int32(last), bounds)]
         total = arrays if total is None else [a + b for a, b in zip(total, arrays, strict=True)]
         if setting.tick:
             setting.tick(part[0] + (part[1] - part[0]) * (last - chunks.start) / len(chunks))

@@ -16,6 +16,7 @@ from jax import Array
 from jaxtyping import Float
 
 from lfom.core import checks
+from lfom.core.arrays import as_array
 from lfom.core.methods import Algorithm
 from lfom.core.parameters import Leaf, kinds
 from lfom.core.parameters import leaves as declared_leaves
@@ -125,7 +126,7 @@ def from_vector(model: Any, vector: np.ndarray) -> Any:
     arrays, static = eqx.partition(model, eqx.is_array)
     leaves, structure = jax.tree.flatten(arrays)
     parts = np.split(np.asarray(vector), np.cumsum([leaf.size for leaf in leaves])[:-1])
-    shaped = [jnp.asarray(part.reshape(leaf.shape)) for part, leaf in zip(parts, leaves, strict=True)]
+    shaped = [as_array(part.reshape(leaf.shape)) for part, leaf in zip(parts, leaves, strict=True)]
     return eqx.combine(jax.tree.unflatten(structure, shaped), static)
 
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from lfom.core.arrays import as_array
 from lfom.training.parameters import Parameters
 
 
@@ -70,7 +71,7 @@ class Setting:
 
     @property
     def actives(self) -> Array:
-        return jnp.asarray([[1.0 * (layer < depth) for layer in range(self.depth)] for depth in self.depths])
+        return as_array(np.arange(self.depth) < np.asarray(self.depths)[:, None], np.float32)
 
     @functools.cached_property
     def pilot(self) -> Pilot:

@@ -10,6 +10,7 @@ import numpy as np
 from scipy.optimize import minimize
 
 from lfom.core import checks
+from lfom.core.arrays import as_array
 from lfom.core.methods import Algorithm
 from lfom.core.parameters import dimension
 from lfom.core.problems import Quadratic
@@ -60,7 +61,7 @@ def tune_each(
         checks.count("steps", number)
     checks.count("parameters", parameters)
     deepest = max(steps)
-    largest = float(jnp.linalg.eigvalsh(jnp.mean(quadratics.gram, axis=-1))[-1])
+    largest = float(np.linalg.eigvalsh(np.mean(quadratics.gram, axis=-1, dtype=np.float64))[-1])
     mean_losses = _mean_losses(build, quadratics, deepest, parameters)
     axes = [np.geomspace(0.02, 1.0, 16) * highest / largest] + [np.linspace(0.0, 0.95, 12)] * (parameters - 1)
     grid = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, parameters)
@@ -90,9 +91,9 @@ def _mean_losses(
     example = build(*[0.5] * parameters, steps)
     if not example.is_polynomial or dimension(example) is not None:
         compiled = jax.jit(lambda values: jnp.mean(losses(build(*values, steps), quadratics), axis=-1))
-        return lambda grid: np.stack([np.asarray(compiled(jnp.asarray(values))) for values in grid])
-    h = 1.2 * float(jnp.max(jnp.linalg.eigvalsh(jnp.moveaxis(quadratics.gram[..., :1_000], -1, 0))))
-    H, g, t = (np.asarray(a, np.float64) for a in moments(quadratics, None, steps, jnp.asarray(h)))
+        return lambda grid: np.stack([np.asarray(compiled(as_array(values))) for values in grid])
+    h = 1.2 * float(np.linalg.eigvalsh(np.moveaxis(np.asarray(quadratics.gram)[..., :1_000], -1, 0)).max())
+    H, g, t = (np.asarray(a, np.float64) for a in moments(quadratics, None, steps, as_array(h)))
     run = jax.jit(jax.vmap(lambda values: coefficients(build(*values, steps), h)))
 
     def from_moments(grid: np.ndarray) -> np.ndarray:
