@@ -149,7 +149,7 @@ def norm(vector: Array) -> Array:
     return scale * jnp.sqrt(jnp.sum((vector / scale) ** 2))
 
 
-def ratio(top: Array, bottom: Array, otherwise: float = 0.0) -> Array:
+def ratio(top: Array | float, bottom: Array, otherwise: Array | float = 0.0) -> Array:
     """top / bottom where bottom > 0; never 0 / 0, nor its derivative."""
     good = bottom > 0
     return jnp.where(good, top / jnp.where(good, bottom, 1), otherwise)
