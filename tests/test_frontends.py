@@ -24,12 +24,12 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 
 import lfom
-from lfom.core.checks import InputError
-from lfom.frontends import InContextRegressor, LearnedSolver, learned_transformation
 from lfom.core import preconditioners as pre
+from lfom.core.checks import InputError
 from lfom.core.coefficients import CoordinateWise
 from lfom.core.memories import Bank, Conjugate, Register, scalar_bank
 from lfom.core.methods import Learned
+from lfom.frontends import InContextRegressor, LearnedSolver, learned_transformation
 from lfom.solving.fitting import reader_of
 from lfom.solving.kinds import KINDS
 from lfom.solving.records import Accuracy, Record

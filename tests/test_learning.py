@@ -11,14 +11,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import lfom
-from lfom.core.checks import InputError
 from lfom.core import preconditioners as pre
+from lfom.core.checks import InputError
 from lfom.core.memories import Register
 from lfom.core.methods import Method
 from lfom.core.preconditioners import Identity
 from lfom.core.problems import Quadratic
 from lfom.core.readers import Gradient
-from lfom.methods.classical import increments
 from lfom.solving.batches import piece
 from lfom.solving.certificate import certify, residual_polynomials
 from lfom.solving.joint import best_register
@@ -124,7 +123,7 @@ def test_the_register_is_the_least_squares_optimum() -> None:
     targets = np.einsum("kpi,pi,p->k", K, b, weights)
     q = np.linalg.solve(gram, targets)
     optimum = np.einsum("k,kpi->pi", q, K)
-    bank, past, w = np.asarray(increments(register, 3)), [], np.zeros_like(b)
+    bank, past, w = np.asarray(register.table(3)[0]), [], np.zeros_like(b)
     for step in range(3):
         past.append(b - np.einsum("pij,pj->pi", A, w))
         w = w + sum(bank[step, j] * z for j, z in enumerate(past))
@@ -201,7 +200,9 @@ def test_preconditioners_are_symmetric_positive_definite_and_bounded(kind: str) 
         "low-rank": pre.LowRank(logs, jnp.asarray(rng.normal(size=(*shape, 2)))),
         "sine": pre.Transformed(logs, "sine"),
         "cosine": pre.Transformed(logs, "cosine"),
-        "full": pre.Factored(jnp.asarray(rng.normal(size=(d, d))), jnp.asarray(0.1 * rng.normal(size=(d, d)))),
+        "full": pre.Factored(
+            jnp.asarray(rng.normal(size=(d, d))), jnp.asarray(0.1 * rng.normal(size=(d, d)))
+        ),
     }[kind]
     units = jnp.eye(d).reshape(d, *shape)
     matrix = np.asarray(jax.vmap(M.transposed_times)(units)).reshape(d, d)

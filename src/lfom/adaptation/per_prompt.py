@@ -43,6 +43,7 @@ class PerPrompt(Algorithm):
     (1, 2)
     """
 
+    switches_off = False  # its gates are fitted through all of its layers
     model: Mixture
     steps: int = eqx.field(static=True, default=STEPS)
 

@@ -66,6 +66,7 @@ class View:
 def _lanczos(problems: Any, root: Any) -> tuple[Any, Any]:
     """Diagonals (problems, steps) of the tridiagonal matrices whose extreme eigenvalues are those of
     root A root, to many digits, after LANCZOS steps."""
+    root = jnp.asarray(root, float)
     axes = tuple(range(1, root.ndim))
 
     def norm(v: Any) -> Any:

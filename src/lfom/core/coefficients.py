@@ -30,8 +30,8 @@ class Coefficient(eqx.Module):
     is_number: ClassVar[bool] = False
 
     def numbers(self) -> tuple[Array, Array]:
-        """The context's and the query's number, where it is a number."""
-        raise InputError(f"{type(self).__name__} is more than a number.")
+        """What multiplies the context's and the query's w: a number, or one per coordinate."""
+        raise InputError(f"{type(self).__name__} does not multiply w by numbers.")
 
     @abc.abstractmethod
     def on_tokens(self, direction: Array) -> Array:
@@ -113,6 +113,9 @@ class CoordinateWise(Coefficient):
 
     views, splits, is_number = ("iterates",), False, False
     value: Float[Array, "... d"] = parameter(axes="*d", scales="last")
+
+    def numbers(self) -> tuple[Array, Array]:
+        return self.value, self.value
 
     def on_tokens(self, direction: Array) -> Array:
         raise NoSuchView(

@@ -16,7 +16,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float
 
-from lfom.core.arrays import as_array, default_dtype, filled
+from lfom.core.arrays import as_array, default_dtype, filled, numpy_or_jax, on_host
 from lfom.core.checks import InputError
 from lfom.core.coefficients import Coefficient, Pair, Scalar
 from lfom.core.parameters import parameter, part
@@ -56,9 +56,14 @@ class Memory(eqx.Module):
     ) -> tuple[Any, Any]: ...
 
     def table(self, depth: int) -> tuple[np.ndarray, np.ndarray]:
-        """[l, j]: the coefficient of direction j in the step of layer l, for the context and for the query;
-        of memories with numbers."""
-        raise InputError(f"{type(self).__name__} has no table of numbers.")
+        """[l, j]: the coefficient of direction j in the step of layer l, a number or one per coordinate, for
+        the context and for the query; by NumPy where the values are known."""
+        raise InputError(
+            "conjugate gradients compute their coefficients from each prompt, so they have no "
+            "fixed coefficients. Run them on the prompt instead."
+            if not self.linear
+            else f"{type(self).__name__} has no fixed coefficients of past gradients that act on w."
+        )
 
     def canonical(self, depth: int, wide: bool) -> "Memory":
         """The same as an untied bank of numbers, where it has numbers: memories of several classes then share
@@ -92,7 +97,7 @@ class Forget(Memory):
         return True
 
     def table(self, depth: int) -> tuple[np.ndarray, np.ndarray]:
-        return (np.diag(np.asarray(self.eta)[:depth]),) * 2
+        return (np.eye(depth, dtype=self.eta.dtype) * on_host(self.eta)[:depth],) * 2
 
     def start(self, nothing: Any, state: Any, problem: Problem, room: int | None) -> None:
         return None
@@ -120,13 +125,13 @@ class Register(Memory):
 
     def table(self, depth: int) -> tuple[np.ndarray, np.ndarray]:
         """R_l = sum over j of gamma_l ... gamma_{j+1} times direction j."""
-        alpha, gamma = np.asarray(self.alpha), np.asarray(self.gamma)
-        rows, row = [], np.zeros(depth, alpha.dtype)
+        alpha, gamma = on_host(self.alpha), on_host(self.gamma)
+        units = np.eye(depth, dtype=self.alpha.dtype)
+        rows, row = [], 0 * units[0]
         for layer in range(depth):
-            row = gamma[layer] * row
-            row[layer] = 1
+            row = gamma[layer] * row + units[layer]
             rows.append(alpha[layer] * row)
-        return (np.stack(rows),) * 2
+        return (numpy_or_jax(alpha, gamma).stack(rows),) * 2
 
     def start(self, nothing: Any, state: Any, problem: Problem, room: int | None) -> Any:
         return nothing
@@ -208,10 +213,12 @@ class Bank(Memory):
         return step, bank
 
     def table(self, depth: int) -> tuple[np.ndarray, np.ndarray]:
-        def rows(values: Array) -> np.ndarray:
-            table = np.broadcast_to(np.asarray(values)[..., :depth], (depth, depth)) if self.tied else values
-            table = np.tril(np.asarray(table)[:depth, :depth])
-            return table - np.diag(np.diag(table)) + np.eye(depth) if self.own_is_one else table
+        def rows(values: Array) -> Any:
+            known = on_host(values)[None, :depth] if self.tied else on_host(values)[:depth, :depth]
+            inner = (1,) * (known.ndim - 2)
+            older = np.tril(np.ones((depth, depth), known.dtype), -1 if self.own_is_one else 0)
+            own = np.eye(depth, dtype=known.dtype) * self.own_is_one
+            return known * older.reshape(depth, depth, *inner) + own.reshape(depth, depth, *inner)
 
         context, query = self.gamma.numbers()
         return rows(context), rows(query)

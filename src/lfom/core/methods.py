@@ -42,6 +42,8 @@ class Learned(eqx.Module):
 class Algorithm(eqx.Module):
     """A first-order method of fixed depth: its step, and what it needs of a state."""
 
+    switches_off: ClassVar[bool] = True  # whether its last layers may be switched off: it does not look ahead
+
     @property
     @abc.abstractmethod
     def depth(self) -> int: ...

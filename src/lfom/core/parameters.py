@@ -136,7 +136,8 @@ def _leaf(node: Any, path: Any, array: Any) -> Leaf:
             of_part = said.scales(node, shape)
         elif said.scales is not None:
             scales = np.zeros(shape, bool)
-            scales[(..., *(() if said.scales == "all" else (-1,) * (len(shape) - before)))] = True
+            place: Any = () if said.scales == "all" else (-1,) * (len(shape) - before)
+            scales[(..., *place)] = True
         found = Leaf(
             found.name + str(key),
             found.scope,

@@ -68,7 +68,9 @@ class Preconditioner(eqx.Module):
     def plain(self) -> dict[str, Any]:
         """M, or the matrices of all layers, as numbers by name, for files that are read without this
         library; a_l is left out where A_l = a_l M."""
-        raise InputError(f"{type(self).__name__} does not say how it is written as plain numbers: give it plain().")
+        raise InputError(
+            f"{type(self).__name__} does not say how it is written as plain numbers: give it plain()."
+        )
 
     def begin(self, scales: Float[Array, " depth"]) -> "Preconditioner":
         """Where training begins: with one matrix, the identity, and the given a_l."""

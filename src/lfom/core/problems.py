@@ -183,8 +183,12 @@ class IterateProblem(Problem):
     def move(self, state: Iterate, step: Direction) -> Iterate:
         context = state.context + step.context
         query = None if state.query is None or step.query is None else state.query + step.query
-        gradient = self.gradient(context.w) if step.image is None else state.gradient + step.image
-        return Iterate(context, gradient, query)
+        return Iterate(context, self.gradient_after(state.gradient, context.w, step), query)
+
+    def gradient_after(self, gradient: Array, w: Array, step: Direction) -> Array:
+        """The gradient at w, which lies one step after the given one. Where H times the step is known it is
+        added; otherwise the gradient is computed at w, without what rounding left before."""
+        return self.gradient(w) if step.image is None else gradient + step.image
 
     def read(self, reader: Any, state: Iterate) -> Direction:
         return reader.on_iterates(state, self)
@@ -246,6 +250,7 @@ class Quadratic(IterateProblem):
     moment: Float[Array, "d *prompts"]
     probe: Any = None  # (k, d, *prompts), or (k, d) shared by all; None where nothing is asked
     target: Any = None  # (k, *prompts)
+    anew: bool = eqx.field(static=True, default=False)  # whether every gradient is computed at its own w
 
     @staticmethod
     def of(prompt: Any) -> "Quadratic":
@@ -263,6 +268,12 @@ class Quadratic(IterateProblem):
 
     def gradient(self, w: Array) -> Array:
         return matvec(self.gram, w) - self.moment
+
+    def gradient_after(self, gradient: Array, w: Array, step: Direction) -> Array:
+        """Added up, which is how training and scores have always done it, unless `anew`."""
+        if self.anew:
+            return super().gradient_after(gradient, w, step)
+        return gradient + (self.hessian_times(step.context.w) if step.image is None else step.image)
 
     def inner(self, left: Array, right: Array) -> Array:
         return dot(left, right)

@@ -4,7 +4,7 @@ import functools
 import threading
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import equinox as eqx
@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jax import Array
 
+from lfom.core.runs import PerRun, fingerprint
 from lfom.core.threads import in_threads
 from lfom.experiments.rows import at_step
 from lfom.limits.optimum import exact_optimum, sampled_optima
@@ -26,7 +27,7 @@ from lfom.methods.classical import (
 from lfom.methods.memformer import memformer
 from lfom.prompts.distributions import PUBLISHED_SPECTRUM, Distribution, LinearRegression, haar_rotation
 from lfom.report.results import Claim, Row
-from lfom.training import Adam, Fit, LeastSquares, PerRun, Score, evaluate, fit
+from lfom.training import Adam, Fit, LeastSquares, Score, evaluate, fit
 from lfom.training.tuning import tune_each
 
 DEPTHS = (1, 2, 3, 4)
@@ -143,7 +144,7 @@ class Workbench:
                 optimiser=self.optimiser(training, curve, d),
             )
 
-        return self.keep(("fit", curve, training, label, tuple(depths)), make)
+        return self.keep(("fit", curve, training, fingerprint(data), label, tuple(depths)), make)
 
     def optimiser(self, training: str, curve: str = "", d: int = 5) -> Adam | LeastSquares:
         preset, gdpp, wide = self.preset, "GD++" in curve, d >= WIDE
@@ -171,15 +172,15 @@ class Workbench:
     def _scores(
         self, methods: dict[str, Any], data: PerRun, label: str, prompts: int | None
     ) -> dict[str, Score]:
-        missing = {name: m for name, m in methods.items() if ("score", name, label) not in self._kept}
+        prompts = prompts or self.preset.prompts
+        on = fingerprint(data)
+        keys = {name: ("score", fingerprint(m), on, label, prompts) for name, m in methods.items()}
+        missing = {name: m for name, m in methods.items() if keys[name] not in self._kept}
         if missing:
             self.say(f"scoring {len(missing)} methods ({label})")
-            found = evaluate(
-                missing, data, prompts=prompts or self.preset.prompts, key=self.stream("score", label)
-            )
-            for name, score in found.items():
-                self._kept[("score", name, label)] = score
-        return {name: self._kept[("score", name, label)] for name in methods}
+            found = evaluate(missing, data, prompts=prompts, key=self.stream("score", label))
+            self._kept |= {keys[name]: score for name, score in found.items()}
+        return {name: replace(self._kept[key], name=name) for name, key in keys.items()}
 
     def fit_scores(
         self,
@@ -255,7 +256,7 @@ class Workbench:
                 methods[f"exact optimum|{depth}"] = PerRun([one.truncated(depth) for one in best])
             return methods
 
-        return self.keep(("classical", label, tuple(depths)), make)
+        return self.keep(("classical", fingerprint(data), label, tuple(depths)), make)
 
     def plain_optimum(self, data: PerRun, depths: Sequence[int] = DEPTHS) -> dict[int, Any]:
         """The exact optimum without preconditioner: the same for all rotations."""
@@ -263,7 +264,7 @@ class Workbench:
         def make() -> dict[int, Any]:
             return sampled_optima(data[0], depths, self.stream("optimum"), prompts=400_000)
 
-        return self.keep(("plain optimum", tuple(depths)), make)
+        return self.keep(("plain optimum", fingerprint(data), tuple(depths)), make)
 
 
 @functools.partial(jax.jit, static_argnames="d")

@@ -95,4 +95,3 @@ class InContextRegressor(RegressorMixin, BaseEstimator):
     def predict(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
         return validate_data(self, X, reset=False, dtype=np.float64) @ self.coef_ + self.intercept_
-

@@ -60,7 +60,12 @@ class LearnedSolver(lx.AbstractLinearSolver[State]):
                 f"{operator.in_size()}. Learn one from problems of this size."
             )
         structure = self.method.structure
-        if structure is not None and structure.jacobi and not self._reads_matrix and "diagonal" not in options:
+        if (
+            structure is not None
+            and structure.jacobi
+            and not self._reads_matrix
+            and "diagonal" not in options
+        ):
             raise InputError(
                 "this method works in coordinates set by the diagonal of the operator. Pass it as "
                 'options={"diagonal": ...}, shaped like the unknowns.'

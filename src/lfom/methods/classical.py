@@ -16,13 +16,11 @@ from lfom.core import checks
 from lfom.core.arrays import as_array, numpy_or_jax, on_host, ones
 from lfom.core.checks import InputError
 from lfom.core.coefficients import CoordinateWise, Pair, Scalar
-from lfom.core.memories import Bank, Conjugate, Forget, Memory, Register
+from lfom.core.memories import Bank, Conjugate, Forget, Register
 from lfom.core.methods import Method
-from lfom.core.parameters import at_layer, dimension, sizes
+from lfom.core.parameters import dimension
 from lfom.core.preconditioners import Full, Identity, One, Preconditioner
-from lfom.core.problems import Examples
-from lfom.core.readers import Gradient, Reader
-from lfom.core.states import Direction, Iterate, Track
+from lfom.core.readers import Gradient
 from lfom.prompts.prompt import Prompt, checked
 
 APPENDIX_B = {"Nesterov": (0.03, 0.9), "momentum": (0.005, 0.9)}  # (eta, beta), eta without 1/n
@@ -172,62 +170,21 @@ def lfom_coefficients(method: Method) -> Float[Array, "steps steps d"]:
             "equation 1.1 has diagonal coefficients: they exist for methods that read the plain "
             "gradient (A_l = a_l I, B = 0). Multiply a full A into the gradient yourself."
         )
-    context, query = positions(method.memory, method.depth)
-    scale = step_sizes(method.reader, method.depth)
-    if query is None:
-        return -context[1:] * scale[:, None]
+    tables = method.memory.table(method.depth)
+    xp = numpy_or_jax(*tables)
+    # Where the iterate is after every step, in directions d_j: context C, query Q.
+    C, Q = (xp.cumsum(table, axis=0) for table in tables)
+    plain: Any = method.reader.canonical(method.depth, 1)  # with d = 1 a_l I is the number a_l
+    scale = plain.A.all_layers(method.depth, 1)[:, 0, 0]
+    if not method.splits:
+        gamma = -C * scale.reshape(-1, *(1,) * (C.ndim - 2))
+        return jnp.asarray(gamma[..., None] if gamma.ndim == 2 else gamma)
     # v_k = sum_i M[k, i] w_i with rows summing to 1, from v = C d and w = Q d (Q triangular).
     steps = method.depth
-    C, Q = context[:, :, 0], query[:, :, 0]
-    on_later = jnp.linalg.solve(Q[1:].T, C[:-1].T).T  # weights on w_1 ... w_steps
-    M = jnp.concatenate([1 - on_later.sum(1, keepdims=True), on_later], axis=1)[:, :steps]
-    return -(Q[1:] * scale @ M)[..., None]
-
-
-def positions(
-    memory: Memory, steps: int, shape: tuple[int, ...] | None = None
-) -> tuple[Float[Array, "path steps *shape"], Float[Array, "path steps *shape"] | None]:
-    """Where the iterate is after 0..steps steps, as coefficients of the directions: found by running the
-    memory on unit directions. shape: of the unknowns, by default (d,) of the memory, or (1,). Second: the
-    query's, if its own."""
-    if not memory.linear:
-        raise InputError(
-            "conjugate gradients compute their coefficients from each prompt, so they have no "
-            "fixed coefficients. Run them on the prompt instead."
-        )
-    shape = (sizes(memory).get("d", 1),) if shape is None else shape
-    nowhere = Examples(jnp.zeros((1, 1)), jnp.zeros(1))  # linear memories read no problem
-    nothing = Track(jnp.zeros((*shape, steps)))
-    zero = Direction(nothing, nothing if memory.splits else None)
-    past, position, rows = memory.start(zero, None, nowhere, steps), zero, [zero]
-    for layer in range(steps):
-        unit = Track(jnp.zeros((*shape, steps)).at[..., layer].set(1))
-        direction = Direction(unit, unit if memory.splits else None)
-        step, past = at_layer(memory, layer)(direction, past, None, nowhere, layer)
-        position = position + step
-        rows.append(position)
-    context = jnp.stack([jnp.moveaxis(row.context.w, -1, 0) for row in rows])
-    query = None if zero.query is None else jnp.stack(
-        [jnp.moveaxis(row.query.w, -1, 0) for row in rows if row.query is not None]
-    )
-    return context, query
-
-
-def increments(memory: Memory, steps: int) -> Float[Array, "steps steps"]:
-    """What every step adds of every direction, for coefficients that are numbers: the memory as a bank."""
-    return jnp.diff(positions(memory, steps, (1,))[0], axis=0)[..., 0]
-
-
-def step_sizes(reader: Reader, steps: int) -> Float[Array, " steps"]:
-    """a_l of a reader of the gradient times a_l M: what it makes of the gradient 1 on an eigenvector of M;
-    1 where there is no such M."""
-    single = reader.on_eigenvectors
-    if single is None:
-        return ones(steps)
-    nowhere = Examples(jnp.zeros((1, 1)), jnp.zeros(1))
-    state = Iterate(Track(jnp.zeros(1)), -jnp.ones(1))
-    read = [nowhere.read(at_layer(single, layer), state) for layer in range(steps)]
-    return jnp.concatenate([direction.context.w for direction in read])
+    before = xp.concatenate([0 * C[:1], C[:-1]])
+    on_later = xp.linalg.solve(Q.T, before.T).T  # weights on w_1 ... w_steps
+    M = xp.concatenate([1 - on_later.sum(1, keepdims=True), on_later], axis=1)[:, :steps]
+    return jnp.asarray(-(Q * scale @ M)[..., None])
 
 
 def _matrices(name: str, value: Any, steps: int) -> Preconditioner:

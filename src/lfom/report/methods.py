@@ -25,7 +25,9 @@ def plot_method(method: Algorithm, path: Path) -> None:
     panels = [lambda axes: _accuracy(axes, method)] if method.record is not None else []
     panels += [lambda axes: _polynomial(axes, method, certificate)] if certificate is not None else []
     if not panels:
-        raise InputError("nothing is known of this method to draw: it was not learned, and has no polynomial.")
+        raise InputError(
+            "nothing is known of this method to draw: it was not learned, and has no polynomial."
+        )
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         settings: Any = matplotlib.rcParams

@@ -69,7 +69,7 @@ def residual_polynomials(method: Algorithm, t: np.ndarray) -> np.ndarray:
     assert single is not None
     with jax.enable_x64(True):
         double: Any = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), single)
-        return np.asarray(_polynomials(double, np.asarray(t, np.float64)))
+        return np.asarray(_polynomials(double, jnp.asarray(t, np.float64)))
 
 
 @eqx.filter_jit
@@ -141,4 +141,3 @@ def _largest(method: Algorithm, low: float, high: float) -> float:
         roots = _interpolated(values, steps, low, high).deriv().roots().real
         points = np.concatenate([points, np.clip(roots, low, high)])
     return float(np.abs(residual_polynomials(method, points)[-1]).max()) * (1 + 1e-9)
-

@@ -19,7 +19,6 @@ import numpy as np
 from lfom.core.memories import Memory
 from lfom.core.methods import Algorithm
 from lfom.core.readers import Reader
-from lfom.methods.classical import positions, step_sizes
 
 
 def exported(method: Algorithm) -> dict[str, Any]:
@@ -40,23 +39,18 @@ def exported(method: Algorithm) -> dict[str, Any]:
         "promise": method.promise,
     }
     if not method.is_conjugate:
-        content |= _tables(reader, memory, method.depth, method.shape)
+        content |= _tables(reader, memory, method.depth)
     if method.certificate is not None:
         content["interval"] = [0.0, method.certificate.reach[-1]]
     return content
 
 
-def _tables(reader: Reader, memory: Memory, depth: int, shape: tuple[int, ...] | None) -> dict[str, Any]:
+def _tables(reader: Reader, memory: Memory, depth: int) -> dict[str, Any]:
     """What every step adds of every direction, the step sizes of the reader in it."""
-    sizes = np.asarray(step_sizes(reader, depth), float)
-    found = {}
-    where = (1,) if memory.has_numbers else shape
-    for name, path in zip(("bank", "answer"), positions(memory, depth, where), strict=True):
-        if path is not None:
-            table = np.diff(np.asarray(path, float), axis=0)
-            table = table * sizes.reshape(-1, *(1,) * (table.ndim - 2))
-            found[name] = (table[..., 0] if memory.has_numbers else table).tolist()
-    return found
+    single: Any = reader.on_eigenvectors
+    sizes = np.ones(depth) if single is None else single.A.all_layers(depth, 1)[:, 0, 0]
+    tables = dict(zip(("bank", "answer") if memory.splits else ("bank",), memory.table(depth), strict=False))
+    return {name: _plain(t * sizes.reshape(-1, *(1,) * (t.ndim - 2))) for name, t in tables.items()}
 
 
 def _plain(value: Any) -> Any:

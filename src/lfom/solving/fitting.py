@@ -22,7 +22,6 @@ from lfom.core.preconditioners import Definite, Identity
 from lfom.core.problems import IterateProblem
 from lfom.core.readers import Gradient, Jacobi, Reader
 from lfom.core.unroll import trace
-from lfom.methods.classical import increments
 from lfom.solving.joint import Guard, best_register
 
 Errors = Float[Array, "steps problems"]
@@ -123,7 +122,7 @@ def refine_diagonal(sample: Sample, reader: Any, steps: int, iterations: int) ->
     """Diagonal coefficients Lambda_i^k: from a diagonal preconditioner with shared numbers, relative
     changes of every entry."""
     shape = sample.w.shape[1:]
-    table = increments(balanced_register(sample, reader, steps), steps)
+    table: Any = balanced_register(sample, reader, steps).table(steps)[0]
     matrix = reader.A.diagonal(sample.w[0])
     base = table.reshape(*table.shape, *(1,) * len(shape)) * matrix
     size = jnp.abs(jnp.diagonal(table)).reshape(-1, 1, *(1,) * len(shape)) * matrix

@@ -106,7 +106,11 @@ class Blockwise(Reader):
 
 
 def best_register(
-    reader: Reader, problems: IterateProblem, weights: Float[Array, " problems"], steps: int, guard: Guard | None = None
+    reader: Reader,
+    problems: IterateProblem,
+    weights: Float[Array, " problems"],
+    steps: int,
+    guard: Guard | None = None,
 ) -> Register:
     """The shared scalar coefficients with the smallest sum over problems of weight |w_l - w*|_A^2, for
     every l up to `steps` at once: those of conjugate gradients on the joint problem, which minimise exactly

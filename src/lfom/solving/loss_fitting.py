@@ -18,7 +18,6 @@ from lfom.core.preconditioners import Identity
 from lfom.core.problems import Objective
 from lfom.core.readers import Gradient, Reader
 from lfom.core.unroll import trace
-from lfom.methods.classical import increments
 from lfom.solving.fitting import Errors, Sample, balanced_register, descend, settled, trainable
 from lfom.solving.losses import hessians
 
@@ -68,11 +67,13 @@ def begin(
 ) -> tuple[Bank, Errors]:
     """The coefficients of the quadratic model, damped as the losses themselves like it best; and their
     held-out errors. spread_out: whether every unknown gets coefficients of its own."""
-    table = increments(balanced_register(learning.model(), reader, steps), steps)
+    table: Any = balanced_register(learning.model(), reader, steps).table(steps)[0]
     factors = jnp.asarray(DAMPED, table.dtype)
 
     def tried(factor: Array) -> Array:
-        return mean_log(learning, excess(learning, Method(reader, bank_of(Scalar(factor * table)), steps))[-1])
+        return mean_log(
+            learning, excess(learning, Method(reader, bank_of(Scalar(factor * table)), steps))[-1]
+        )
 
     table = factors[jnp.argmin(jax.lax.map(tried, factors))] * table
     bank = bank_of(Scalar(table))

@@ -43,7 +43,12 @@ def line_search(
         return count + 1, jnp.where(enough, t, t / 2), jnp.where(enough, new, best), enough
 
     descends = slope < 0
-    start = (jnp.asarray(0), first, value, ~descends)  # nothing to search where the direction does not descend
+    start = (
+        jnp.asarray(0),
+        first,
+        value,
+        ~descends,
+    )  # nothing to search where the direction does not descend
     _, t, best, found = jax.lax.while_loop(unfinished, body, start)
     return jnp.where(found & descends, t, 0), best
 
@@ -141,9 +146,7 @@ def minimise(problems: Objective) -> tuple[Array, Array, Array]:
     return end.w, end.value, ratio(end.size, first.size, otherwise=0.0)
 
 
-def solve_losses(
-    program: Program, problems: Objective, own: int, steps: int, tolerance: Array | None
-) -> Raw:
+def solve_losses(program: Program, problems: Objective, own: int, steps: int, tolerance: Array | None) -> Raw:
     """`own` steps of the method, then gradient steps with a line search up to `steps`; all of them
     where its steps end above the start's loss. No problem's numbers reach another one."""
     first = begin(problems, starts(problems), steps)
@@ -162,7 +165,7 @@ def solve_losses(
     good = finite & ((last < value) | (first.size == 0)) & jnp.isfinite(end.size)
     status = path
     if tolerance is not None:
-        status = path + jnp.where(end.size <= threshold, statuses.MET, statuses.NOT_MET)
+        status = path + jnp.where(end.size <= tolerance * first.size, statuses.MET, statuses.NOT_MET)
     status = jnp.where(good, status, statuses.NO_PROGRESS)
     status = jnp.where(finite, status, statuses.NOT_FINITE)
     w = choose(good, end.state.w, problems.w_0)

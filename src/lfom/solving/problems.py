@@ -2,6 +2,7 @@
 
 import abc
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -214,10 +215,9 @@ class LinearSystems(Quadratics):
         return self.b.dtype
 
     def each(self) -> IterateProblem:
-        operator = self.operator
-        if operator is None:
-            return jax.vmap(Quadratic)(self.A, self.b)
-        return Operator(operator, self.data, self.b, self.known_diagonal)
+        if self.operator is None:
+            return jax.vmap(Quadratic)(self.A, self.b)  # type: ignore[arg-type]
+        return jax.vmap(partial(Operator, self.operator))(self.data, self.b, self.known_diagonal)
 
 
 class ConvexLosses(Problems):

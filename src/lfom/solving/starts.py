@@ -113,7 +113,10 @@ def _transformed(transform: str) -> Callable[[Setting], Definite]:
             return along_axes(vector, transform, len(at.shape))
 
         energy = at.unit_energy()
-        b, solution = jax.vmap(modes_of)(at.scale * at.b * energy), jax.vmap(modes_of)(at.w / at.scale * energy)
+        b, solution = (
+            jax.vmap(modes_of)(at.scale * at.b * energy),
+            jax.vmap(modes_of)(at.w / at.scale * energy),
+        )
         modes = jnp.sum(b * solution, axis=0) / jnp.sum(b**2, axis=0)
         v, image = (jax.vmap(jax.vmap(modes_of))(x) for x in at.probed())
         inverse = jnp.mean(v * image, axis=(0, 1))

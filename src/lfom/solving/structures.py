@@ -99,7 +99,9 @@ def available(shape: tuple[int, ...], jacobi: bool, losses: bool) -> list[Struct
         if coordinates:
             found += [Structure("scalar", jacobi=True), Structure("conjugate", jacobi=True)]
         for kind in kinds:
-            found += [Structure(family, kind, coordinates) for family, own in FAMILIES.items() if own.matrices]
+            found += [
+                Structure(family, kind, coordinates) for family, own in FAMILIES.items() if own.matrices
+            ]
     return [one for one in found if not (losses and one.coefficients.conjugate)]
 
 

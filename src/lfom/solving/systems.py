@@ -179,7 +179,9 @@ def _checked(problems: IterateProblem, end: Progress) -> Progress:
         c = problem.dominating(jnp.ones_like(gradient))
         size = end.stretch if c is None else jnp.max(c)
         return end._replace(
-            state=Iterate(end.state.context, gradient), size=norm(gradient), stretch=size.astype(end.size.dtype)
+            state=Iterate(end.state.context, gradient),
+            size=norm(gradient),
+            stretch=size.astype(end.size.dtype),
         )
 
     return jax.vmap(one)(problems, end)

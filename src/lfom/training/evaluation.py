@@ -126,7 +126,8 @@ def _entries(methods: Mapping[str, Any], d: int) -> list[_Entry]:
     layers = {name: own[0].depth for name, own in each.items()}
     families: dict[Any, list[str]] = {}
     for name, own in each.items():
-        families.setdefault(_structure(own[0].truncated(0)), []).append(name)
+        bare = own[0].truncated(0) if own[0].switches_off else own[0]
+        families.setdefault(_structure(bare), []).append(name)
     found = []
     for names in families.values():
         deepest = max(layers[name] for name in names)

@@ -7,7 +7,6 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.optimize import minimize
 
 from lfom.core import checks
 from lfom.core.arrays import as_array
@@ -57,11 +56,13 @@ def tune_each(
     highest: float = 4.0,
 ) -> dict[int, Tuned]:
     """`tune` for several numbers of steps at once, from one compiled program."""
+    from scipy.optimize import minimize  # takes as long to import as all of lfom
+
     for number in steps:
         checks.count("steps", number)
     checks.count("parameters", parameters)
     deepest = max(steps)
-    largest = float(np.linalg.eigvalsh(np.mean(quadratics.gram, axis=-1, dtype=np.float64))[-1])
+    largest = float(np.linalg.eigvalsh(np.mean(np.asarray(quadratics.gram), axis=-1, dtype=np.float64))[-1])
     mean_losses = _mean_losses(build, quadratics, deepest, parameters)
     axes = [np.geomspace(0.02, 1.0, 16) * highest / largest] + [np.linspace(0.0, 0.95, 12)] * (parameters - 1)
     grid = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, parameters)
