@@ -13,7 +13,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from lfom.core.checks import InputError
 from lfom.core.files import write_whole
-from lfom.core.methods import Algorithm
+from lfom.core.methods import Algorithm, Learned
 from lfom.report.plots import SETTINGS
 from lfom.report.style import colour
 from lfom.solving.certificate import Certificate, residual_polynomials
@@ -22,7 +22,8 @@ from lfom.solving.certificate import Certificate, residual_polynomials
 def plot_method(method: Algorithm, path: Path) -> None:
     """Write the figure as PNG; the same method gives the same bytes."""
     certificate = method.certificate
-    panels = [lambda axes: _accuracy(axes, method)] if method.record is not None else []
+    facts = method.facts
+    panels = [] if facts is None else [lambda axes: _accuracy(axes, facts)]
     panels += [lambda axes: _polynomial(axes, method, certificate)] if certificate is not None else []
     if not panels:
         raise InputError(
@@ -43,14 +44,14 @@ def plot_method(method: Algorithm, path: Path) -> None:
     write_whole(path, content.getvalue())
 
 
-def _accuracy(axes: Axes, method: Algorithm) -> None:
-    accuracy = method.record.accuracy
+def _accuracy(axes: Axes, facts: Learned) -> None:
+    accuracy = facts.record.accuracy
     steps = np.arange(len(accuracy.median))
     axes.fill_between(steps, accuracy.lower, accuracy.upper, color=colour(1), alpha=0.2, linewidth=0)
     axes.plot(steps, accuracy.median, color=colour(1), marker="o", markersize=4)
     axes.set_yscale("log")
     axes.set_xlabel("step")
-    axes.set_ylabel(f"{method.facts.kind.measure} / start's")
+    axes.set_ylabel(f"{facts.kind.measure} / start's")
     axes.set_title(f"{accuracy.problems} problems {accuracy.how}: median, quartiles", loc="left", fontsize=9)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0e}"))
