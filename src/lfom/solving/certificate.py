@@ -11,16 +11,18 @@ from typing import Any
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from numpy.polynomial import Chebyshev
 
+from lfom.core.arrays import as_array
+from lfom.core.checks import InputError
 from lfom.core.methods import Algorithm
 from lfom.core.problems import Quadratic
 from lfom.core.unroll import unroll
 
-INSIDE = 2000  # points at which an interval is checked
+INSIDE = 2_000  # points at which an interval is checked
+BLOCK = 4_096  # points that are computed at a time
 LOWEST, HIGHEST = 1e-3, 1e6  # where the end of an interval is looked for, in first step sizes
 
 
@@ -64,12 +66,15 @@ def promise_of(method: Algorithm) -> str:
 
 
 def residual_polynomials(method: Algorithm, t: np.ndarray) -> np.ndarray:
-    """p_0, ..., p_k at the points t, in float64; (k+1, points)."""
+    """p_0, ..., p_k at the points t, in float64; (k+1, points). In blocks of one size: one program."""
     single = method.as_algorithm().on_eigenvectors
-    assert single is not None
+    if single is None:
+        raise InputError("this method is no polynomial in M A with one symmetric M and fixed numbers.")
+    blocks = np.pad(np.asarray(t, np.float64), (0, -len(t) % BLOCK)).reshape(-1, BLOCK)
     with jax.enable_x64(True):
         double: Any = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), single)
-        return np.asarray(_polynomials(double, jnp.asarray(t, np.float64)))
+        found = [np.asarray(_polynomials(double, as_array(block))) for block in blocks]
+    return np.concatenate(found, axis=1)[:, : len(t)]
 
 
 @eqx.filter_jit

@@ -52,7 +52,7 @@ def squared_errors(sample: Sample, method: Method) -> Errors:
         def watch(state: Any, past: Any) -> Array:  # -gradient = A (w* - w)
             return jnp.sum((state.w - w) * state.gradient) / energy
 
-        return trace(method, problem, None, watch)[2]
+        return trace(method, problem, None, watch, loop=True)[2]
 
     return jnp.abs(jax.vmap(one, out_axes=1)(sample.problems, sample.w, sample.energies()))
 

@@ -9,7 +9,7 @@ from jax import Array
 from jaxtyping import Float
 
 from lfom.core.checks import InputError
-from lfom.core.memories import Conjugate, Register
+from lfom.core.memories import Conjugate, Conjugated, Register
 from lfom.core.methods import Method
 from lfom.core.problems import IterateProblem
 from lfom.core.readers import Reader
@@ -105,6 +105,11 @@ class Blockwise(Reader):
         return Blockwise(self.reader, seen)
 
 
+def coefficients_met(state: Any, past: Conjugated) -> tuple[Array, Array]:
+    """What to watch of conjugate gradients: their two coefficients of every step."""
+    return past.alpha, past.gamma
+
+
 def best_register(
     reader: Reader,
     problems: IterateProblem,
@@ -119,5 +124,5 @@ def best_register(
         guard = Guard(jnp.zeros(0, weights.dtype), jnp.zeros((), weights.dtype))
     joint = Joint(problems, weights, guard)
     method = Method(Blockwise(reader), Conjugate(), steps)
-    _, _, (alpha, gamma) = trace(method, joint, None, lambda state, past: (past.alpha, past.gamma))
+    _, _, (alpha, gamma) = trace(method, joint, None, coefficients_met, loop=True)
     return Register(alpha, gamma)

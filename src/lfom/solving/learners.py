@@ -10,12 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from lfom.core.arrays import norm
+from lfom.core.arrays import as_array
 from lfom.core.checks import InputError
 from lfom.core.memories import Memory
 from lfom.core.methods import Learned, Method
 from lfom.core.preconditioners import Identity
 from lfom.core.readers import Gradient, Reader
+from lfom.core.runs import take
 from lfom.solving import fitting, loss_fitting
 from lfom.solving.certificate import certify
 from lfom.solving.fitting import Sample, reader_of
@@ -79,34 +80,31 @@ class QuadraticLearner(Learner):
 
     def __init__(self, problems: Any, steps: int, seed: int):
         self.problems, self.steps, self.key = problems, steps, jax.random.key(seed)
-        self.each = eqx.filter_jit(type(problems).each)(problems)
+        self.each, b, diagonal = _looked_at(problems)
         _all_finite(self.each)
-        b = -jax.vmap(lambda one: one.initial()[1])(self.each)
-        _some_right_side(b)
+        _some_right_side(np.asarray(b))
+        self.knows_diagonal = diagonal is not None and bool((np.asarray(diagonal) > 0).all())
         self.w = solutions(self.each)
-        self.floor, self.rounding = _rounding(self.each, b, self.w)
+        self.floor, self.rounding = _rounding(self.each, np.asarray(b), np.asarray(self.w))
         self._begun: dict[Any, Any] = {}
 
     def available(self) -> list[Structure]:
-        diagonal = jax.vmap(lambda one: one.diagonal())(self.each)
-        known = diagonal is not None and bool((diagonal > 0).all())
-        return available(self.problems.shape, known, False)
+        return available(self.problems.shape, self.knows_diagonal, False)
 
     def refinable(self, structure: Structure) -> bool:
         return structure.first_matrix != "identity"
 
     def sample(self, members: np.ndarray) -> Sample:
-        problems, w = jax.tree.map(lambda leaf: leaf[members], (self.each, self.w))
-        return Sample(problems, w, jnp.ones(len(members), self.w.dtype))
+        problems, w = take((self.each, self.w), members)
+        return Sample(problems, w, as_array(np.ones(len(members), w.dtype)))
 
     def begin(self, structure: Structure, fold: Fold) -> tuple[Fitted, Fitted]:
         """The first preconditioner, with the register and with conjugate gradients; found once."""
         name = (structure.first_matrix, structure.jacobi, fold.number)
         if name not in self._begun:
             learning, held_out = self.sample(fold.learning), self.sample(fold.held_out)
-            seen = jax.vmap(reader_of(Identity(), structure.jacobi).look)(learning.problems)
-            scale = jnp.ones_like(learning.w) if seen is None else seen
-            matrix = start(structure.first_matrix, learning.problems, learning.w, scale, self.key)
+            plain = reader_of(Identity(), structure.jacobi)
+            matrix = start(structure.first_matrix, learning.problems, learning.w, plain, self.key)
             reader = reader_of(matrix, structure.jacobi)
             found = fitting.start_errors(learning, held_out, reader, self.steps)
             self._begun[name] = tuple(Fitted(reader, m, np.asarray(e, np.float64), 0) for m, e in found)
@@ -138,24 +136,24 @@ class QuadraticLearner(Learner):
             return fit
         learning, dtype = self.sample(fold.learning), self.w.dtype
         low, high, _ = extreme_eigenvalues(learning.problems, fit.reader)
-        points = jnp.linspace(max(low, 1e-3 * high), MARGIN * high, GUARDED, dtype=dtype)
+        points = as_array(np.linspace(max(low, 1e-3 * high), MARGIN * high, GUARDED, dtype=dtype))
         memory = fit.memory
         for weight in np.logspace(-10, 0, 11):
             reach = certify(Method(fit.reader, memory, self.steps)).reach[-1]
             if reach >= MARGIN * high * (1 - 1e-6):
                 break
-            guard = Guard(points, jnp.asarray(weight, dtype))
+            guard = Guard(points, as_array(weight, dtype))
             memory = fitting.fit_register(learning, fit.reader, self.steps, guard)
         return self._measured(replace(fit, memory=memory), fold)
 
     def method(self, structure: Structure, fold: Fold, fit: Fitted, record: Record) -> Method:
         learning = self.sample(fold.learning).problems
-        sizes = np.asarray(eqx.filter_jit(jax.vmap(gauge, (None, 0)))(fit.reader, learning))
+        sizes = np.asarray(_sizes(fit.reader, learning))
         method, certificate = Method(fit.reader, fit.memory, self.steps), None
         if method.on_eigenvectors is not None:
             low, high, exact = extreme_eigenvalues(learning, fit.reader)
             certificate = certify(method, (low, high), exact)
-        bounds = jnp.asarray([sizes.min(), np.median(sizes), sizes.max()], self.w.dtype)
+        bounds = as_array([sizes.min(), np.median(sizes), sizes.max()], self.w.dtype)
         problems = self.problems
         facts = Learned(bounds, structure, problems.kind, problems.shape, self.floor, record, certificate)
         return replace(method, learned=facts)
@@ -187,16 +185,16 @@ class LossLearner(Learner):
         return True
 
     def sample(self, members: np.ndarray) -> LossSample:
-        each, w, best = jax.tree.map(lambda leaf: leaf[members], (self.each, self.w, self.best))
-        return LossSample(each, w, best, jnp.ones(len(members), self.w.dtype))
+        each, w, best = take((self.each, self.w, self.best), members)
+        return LossSample(each, w, best, as_array(np.ones(len(members), w.dtype)))
 
     def fit(self, structure: Structure, fold: Fold, iterations: int) -> Fitted:
         name, spread_out = (structure.name, fold.number), structure.coefficients.per_unknown
         both = self.sample(fold.learning), self.sample(fold.held_out)
         if name not in self._begun:
             model = both[0].model()
-            scale = jnp.ones_like(model.w)
-            reader = Gradient(start(structure.first_matrix, model.problems, model.w, scale, self.key))
+            plain = Gradient(Identity())
+            reader = Gradient(start(structure.first_matrix, model.problems, model.w, plain, self.key))
             bank, found = loss_fitting.begin(spread_out, *both, reader, self.steps)
             self._begun[name] = Fitted(reader, bank, np.abs(np.asarray(found, np.float64)), 0)
         fit = self._begun[name]
@@ -210,13 +208,31 @@ class LossLearner(Learner):
         return fit
 
     def method(self, structure: Structure, fold: Fold, fit: Fitted, record: Record) -> Method:
-        problems, nothing = self.problems, jnp.ones(3, self.w.dtype)
+        problems, nothing = self.problems, as_array(np.ones(3, self.w.dtype))
         facts = Learned(nothing, structure, problems.kind, problems.shape, self.floor, record)
         return Method(fit.reader, fit.memory, self.steps, facts)
 
 
+@eqx.filter_jit
+def _looked_at(problems: Any) -> tuple[Any, Array, Array | None]:
+    """The problems one by one, their right-hand sides, and their diagonals where these are known."""
+    each = problems.each()
+    diagonal = jax.vmap(lambda one: one.diagonal())(each)
+    return each, -jax.vmap(lambda one: one.initial()[1])(each), diagonal
+
+
+@eqx.filter_jit
+def _sizes(reader: Reader, problems: Any) -> Array:
+    return jax.vmap(gauge, (None, 0))(reader, problems)
+
+
+@eqx.filter_jit
+def _finite(problems: Any) -> Array:
+    return jax.vmap(lambda one: one.finite())(problems)
+
+
 def _all_finite(problems: Any) -> None:
-    finite = np.asarray(eqx.filter_jit(jax.vmap(lambda one: one.finite()))(problems))
+    finite = np.asarray(_finite(problems))
     if not finite.all():
         bad = np.flatnonzero(~finite)
         raise InputError(
@@ -225,8 +241,8 @@ def _all_finite(problems: Any) -> None:
         )
 
 
-def _some_right_side(b: Array) -> None:
-    empty = np.flatnonzero(~np.asarray(jnp.any(b != 0, axis=tuple(range(1, b.ndim)))))
+def _some_right_side(b: np.ndarray) -> None:
+    empty = np.flatnonzero(~(b != 0).reshape(len(b), -1).any(axis=1))
     if len(empty):
         raise InputError(
             f"problem {empty[0]} has a right-hand side of zeros ({len(empty)} such problems): its solution is the "
@@ -234,7 +250,7 @@ def _some_right_side(b: Array) -> None:
         )
 
 
-def _rounding(problems: Any, b: Array, w: Array) -> tuple[float, float]:
+def _rounding(problems: Any, b: np.ndarray, w: np.ndarray) -> tuple[float, float]:
     """The relative residual and the relative error in the energy norm that rounding leaves.
 
     Each entry of A w is rounded off by about eps |A| |w_i|, with signs at random, so that |A w| is by
@@ -242,10 +258,10 @@ def _rounding(problems: Any, b: Array, w: Array) -> tuple[float, float]:
     half of it). |A| |w| / |b| is as large as the condition number where w is soft. Solutions themselves are
     rounded by eps |w|, which is at most eps sqrt(|A|) |w| in the energy norm. The median problem decides:
     statuses say where a harder one did not get there."""
-    eps = float(jnp.finfo(w.dtype).eps)
+    eps = float(np.finfo(w.dtype).eps)
     _, high, _ = extreme_eigenvalues(problems, Gradient(Identity()))
-    lengths, sides = jax.vmap(norm)(w), jax.vmap(norm)(b)
-    energies = jnp.sqrt(jnp.abs(jnp.sum((b * w).reshape(len(w), -1), axis=1)))
-    residual = float(jnp.median(high * lengths / sides)) / float(np.sqrt(w[0].size))
-    error = float(jnp.median(high**0.5 * lengths / energies))
+    b, w = (x.reshape(len(x), -1).astype(np.float64) for x in (b, w))
+    lengths, sides = np.linalg.norm(w, axis=1), np.linalg.norm(b, axis=1)
+    residual = float(np.median(high * lengths / sides)) / w.shape[1] ** 0.5
+    error = float(np.median(lengths * (high / np.abs((b * w).sum(axis=1))) ** 0.5))
     return 4 * eps * max(residual, 1.0), 4 * eps * max(error, 1.0)

@@ -46,7 +46,11 @@ def excess(sample: LossSample, method: Method) -> Errors:
     def one(problem: Objective, best: Array) -> Array:
         start = problem.value(problem.w_0) - best
         start = jnp.where(start > 0, start, 1)
-        return trace(method, problem, None, lambda state, past: (problem.value(state.w) - best) / start)[2]
+
+        def watch(state: Any, past: Any) -> Array:
+            return (problem.value(state.w) - best) / start
+
+        return trace(method, problem, None, watch, loop=True)[2]
 
     return jax.vmap(one, out_axes=1)(sample.problems, sample.best)
 

@@ -13,6 +13,7 @@ from lfom.core.memories import Conjugate
 from lfom.core.methods import Method
 from lfom.core.problems import IterateProblem, Operator
 from lfom.core.unroll import trace
+from lfom.solving.joint import coefficients_met
 
 LARGEST_EXACT = 512  # unknowns
 LANCZOS = 40  # steps
@@ -37,18 +38,23 @@ def matrices(problems: IterateProblem) -> Float[Array, "problems size size"]:
 def extreme_eigenvalues(problems: IterateProblem, reader: Any) -> tuple[float, float, bool]:
     """The smallest and the largest, and whether they are exact. reader: of the gradient times M, positive
     definite, in Jacobi's coordinates or not."""
-    size = jax.tree.map(lambda leaf: leaf[0], problems).unknowns()
+    size = jax.eval_shape(lambda: jax.tree.map(lambda leaf: leaf[0], problems)).unknowns()
     if problems.has_gram() and size <= LARGEST_EXACT:
         A = np.asarray(matrices(problems), np.float64)
-        seen = jax.vmap(reader.look)(problems)
+        seen, M = _coordinates(problems, reader, size)
         s = np.ones(A.shape[:2]) if seen is None else np.asarray(seen, np.float64)
-        M = np.asarray(reader.A.matrix(size), np.float64)
+        M = np.asarray(M, np.float64)
         values, vectors = np.linalg.eigh((M + M.T) / 2)
         root = vectors * np.sqrt(values) @ vectors.T
         found = np.linalg.eigvalsh(root @ (s[:, :, None] * A * s[:, None, :]) @ root)
         return max(float(found.min()), 0.0), float(found.max()), True
     low, high = _lanczos(problems, reader, min(LANCZOS, size))
     return float(low.min()), float(high.max()), False
+
+
+@eqx.filter_jit
+def _coordinates(problems: IterateProblem, reader: Any, size: int) -> tuple[Any, Array]:
+    return jax.vmap(reader.look)(problems), reader.A.matrix(size)
 
 
 @eqx.filter_jit
@@ -64,7 +70,7 @@ def _lanczos(problems: IterateProblem, reader: Any, steps: int) -> tuple[Array, 
 
     def one(problem: IterateProblem, start: Array) -> tuple[Array, Array]:
         other = Operator(lambda data, v: data.hessian_times(v), problem, start, problem.diagonal())
-        _, _, (alpha, gamma) = trace(method, other, None, lambda state, past: (past.alpha, past.gamma))
+        _, _, (alpha, gamma) = trace(method, other, None, coefficients_met, loop=True)
         return alpha, gamma
 
     alpha, gamma = jax.vmap(one)(problems, starts)

@@ -11,9 +11,10 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float
 
-from lfom.core.arrays import HIGHEST, pad_axes
+from lfom.core.arrays import HIGHEST, as_array, filled, pad_axes
 from lfom.core.preconditioners import Definite, Diagonal, Factored, Identity, LowRank, Transformed, along_axes
 from lfom.core.problems import IterateProblem
+from lfom.core.readers import Reader
 from lfom.solving.spectra import matrices
 
 PROBES = 16  # random vectors per problem, where a diagonal has to be estimated
@@ -47,16 +48,21 @@ class Setting(eqx.Module):
         return v, jax.lax.map(lambda one: self.scale * times(self.problems, self.scale * one), v)
 
 
-def start(kind: str, problems: IterateProblem, w: Array, scale: Array, key: Array) -> Definite:
-    """scale: the diagonal change of coordinates, (problems, *shape). w: the solutions."""
-    b = -jax.vmap(lambda one: one.initial()[1])(problems)
-    return STARTS[kind](Setting(problems, b, w, scale, key))
+def start(kind: str, problems: IterateProblem, w: Array, reader: Reader, key: Array) -> Definite:
+    """A matrix of this kind. w: the solutions. reader: of the plain gradient, in the coordinates asked for."""
+    return STARTS[kind](_setting(problems, w, reader, key))
+
+
+@eqx.filter_jit
+def _setting(problems: IterateProblem, w: Array, reader: Reader, key: Array) -> Setting:
+    b, seen = -jax.vmap(lambda one: one.initial()[1])(problems), jax.vmap(reader.look)(problems)
+    return Setting(problems, b, w, jnp.ones_like(w) if seen is None else seen, key)
 
 
 def _full(at: Setting) -> Definite:
     values, vectors = _softest(at)
-    base = jnp.asarray(vectors / np.sqrt(values), at.w.dtype)
-    return Factored(base, jnp.zeros_like(base))
+    base = as_array(vectors / np.sqrt(values), at.w.dtype)
+    return Factored(base, filled(base, 0.0))
 
 
 def _low_rank(at: Setting) -> Definite:
@@ -67,14 +73,14 @@ def _low_rank(at: Setting) -> Definite:
     rank = min(RANK, len(values) // 2)
     rest = 1 / np.exp(np.mean(np.log(values[rank:])))
     V = vectors[:, :rank] * np.sqrt(np.maximum(1 / (values[:rank] * rest) - 1, 1e-3))
-    logs = jnp.full(at.shape, np.log(rest), at.w.dtype)
-    return LowRank(logs, jnp.asarray(V.reshape(*at.shape, rank), at.w.dtype))
+    logs = np.full(at.shape, np.log(rest))
+    return LowRank(as_array(logs, at.w.dtype), as_array(V.reshape(*at.shape, rank), at.w.dtype))
 
 
 def _diagonal(at: Setting) -> Definite:
     if at.w[0].size > SMALL:
         return Diagonal(-jnp.log(_estimated_diagonal(at)))
-    return Diagonal(jnp.asarray(-np.log(np.diag(_mean(at))).reshape(at.shape), at.w.dtype))
+    return Diagonal(as_array(-np.log(np.diag(_mean(at))).reshape(at.shape), at.w.dtype))
 
 
 def _softest(at: Setting) -> tuple[np.ndarray, np.ndarray]:
