@@ -182,6 +182,8 @@ class Algorithm(eqx.Module):
     @property
     def dtype(self) -> Any:
         """The precision of its numbers; None if it has none."""
+        if self.facts is not None:
+            return self.facts.range.dtype
         arrays = [leaf for leaf in jax.tree.leaves(self) if eqx.is_inexact_array(leaf)]
         return jnp.result_type(*arrays) if arrays else None
 
@@ -256,7 +258,7 @@ class Method(Algorithm):
 
     def as_algorithm(self) -> "Method":
         """What is run: the same without what is only known of it, so that methods share their programs."""
-        return dataclasses.replace(self, learned=None)
+        return self if self.learned is None else Method(self.reader, self.memory, self.layers)
 
     @property
     def views(self) -> tuple[str, ...]:

@@ -59,7 +59,7 @@ class Problems(eqx.Module):
     @property
     def knows_diagonal(self) -> bool:
         """Whether the diagonals of H are known."""
-        return jax.eval_shape(lambda: jax.vmap(lambda one: one.diagonal())(self.each())) is not None
+        return self.kind.matrix
 
     def __getitem__(self, index: Any) -> Any:
         chosen = slice(index, index + 1 or None) if isinstance(index, int | np.integer) else index
@@ -213,6 +213,10 @@ class LinearSystems(Quadratics):
     @property
     def dtype(self) -> Any:
         return self.b.dtype
+
+    @property
+    def knows_diagonal(self) -> bool:
+        return self.operator is None or self.known_diagonal is not None
 
     def each(self) -> IterateProblem:
         if self.operator is None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from jax import Array
 
+from lfom.core.methods import Algorithm
 from lfom.solving import statuses
 
 
@@ -39,14 +40,19 @@ class Record:
 @dataclass(frozen=True)
 class Solution:
     """value (problems, *shape); status (problems,) with `meaning`; steps taken by each; residuals
-    (problems, steps + 1), norms of b - A w or of the gradient; promise: what held before the solve."""
+    (problems, steps + 1), norms of b - A w or of the gradient; method: what solved them."""
 
     value: Array
     status: np.ndarray
     steps: np.ndarray
     residuals: np.ndarray
-    promise: str
+    method: Algorithm
     fallback: str = "conjugate gradients"
+
+    @property
+    def promise(self) -> str:
+        """What was known of every problem before it was solved."""
+        return self.method.promise
 
     @property
     def meaning(self) -> dict[int, str]:

@@ -27,7 +27,7 @@ def solve(method: Algorithm, problems: Problems, steps: int | None, tolerance: f
     given = budget(method, steps, tolerance, problems.shape, problems.dtype)
     raw = solve_batch(program_of(method), problems, *given)
     status, taken, residuals = (np.asarray(part) for part in raw[1:])
-    return Solution(raw.value, status, taken, residuals, method.promise, problems.kind.fallback)
+    return Solution(raw.value, status, taken, residuals, method, problems.kind.fallback)
 
 
 def budget(
