@@ -23,8 +23,8 @@ def regressions(
 
 def systems(**options: Any) -> lfom.LinearSystems:
     """The same as matrices."""
-    quadratics: Any = regressions(**options).quadratics()
-    return lfom.LinearSystems(quadratics.A, quadratics.b)
+    each: Any = regressions(**options).each()
+    return lfom.LinearSystems(each.gram, each.moment)
 
 
 def diffusion(data: Any, v: jax.Array) -> jax.Array:
@@ -74,20 +74,20 @@ GRADIENT_STEPS = {
 
 
 @functools.cache
-def learned(name: str) -> lfom.LearnedMethod:
+def learned(name: str) -> lfom.Method:
     """A method of five steps for regressions of six unknowns, in float64."""
     with jax.enable_x64(True):
         return lfom.learn(regressions(), 5, name, iterations=GRADIENT_STEPS[name])
 
 
 @functools.cache
-def learned_on_grids() -> lfom.LearnedMethod:
+def learned_on_grids() -> lfom.Method:
     with jax.enable_x64(True):
         return lfom.learn(grids(count=50), 4, ["preconditioned:sine", "conjugate:sine"], iterations=0)
 
 
 @functools.cache
-def learned_from_losses() -> lfom.LearnedMethod:
+def learned_from_losses() -> lfom.Method:
     with jax.enable_x64(True):
         return lfom.learn(classifications(), 4, "preconditioned:diagonal", iterations=30)
 
@@ -101,8 +101,8 @@ def energies(problems: Any, w: Any) -> np.ndarray:
 
 def relative_errors(problems: Any, w: Any) -> np.ndarray:
     """|w - w*|_A / |w*|_A by NumPy's direct solver."""
-    quadratics = problems.quadratics()
-    A, b = np.asarray(quadratics.A, np.float64), np.asarray(quadratics.b, np.float64)
+    each = problems.each()
+    A, b = np.asarray(each.gram, np.float64), np.asarray(each.moment, np.float64)
     best = np.linalg.solve(A, b[..., None])[..., 0]
     off = np.asarray(w, np.float64) - best
     return np.sqrt(np.einsum("pi,pij,pj->p", off, A, off) / np.einsum("pi,pij,pj->p", best, A, best))

@@ -24,12 +24,15 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 
 import lfom
+from lfom.core import preconditioners as pre
 from lfom.core.checks import InputError
+from lfom.core.coefficients import CoordinateWise
+from lfom.core.memories import Bank, Conjugate, Register, scalar_bank
+from lfom.core.methods import Learned
 from lfom.frontends import InContextRegressor, LearnedSolver, learned_transformation
-from lfom.solving import preconditioners as pre
-from lfom.solving.method import Accuracy, Record
-from lfom.solving.solving import Plan
-from lfom.solving.steps import Bank, Conjugate, Register
+from lfom.solving.fitting import reader_of
+from lfom.solving.kinds import KINDS
+from lfom.solving.records import Accuracy, Record
 from lfom.solving.structures import parse
 from tests.learned_problems import classifications, diffusion, logistic
 
@@ -42,16 +45,18 @@ FROM_GRADIENTS = NAMES[:2]
 
 
 @functools.cache
-def made(name: str, kind: str = "linear systems", shape: tuple[int, ...] = (D,)) -> lfom.LearnedMethod:
+def made(name: str, kind: str = "linear systems", shape: tuple[int, ...] = (D,)) -> lfom.Method:
     """A method with numbers of nobody's choice, that takes every problem as it is: what is compared
     here are two ways to run it."""
     structure, rng = parse(name), np.random.default_rng(len(name))
     logs, d = jnp.asarray(0.3 * rng.normal(size=shape)), int(np.prod(shape))
-    shared: Any = {
+    matrix: Any = {
         "identity": lambda: pre.Identity(),
         "diagonal": lambda: pre.Diagonal(logs),
         "low-rank": lambda: pre.LowRank(logs, jnp.asarray(0.3 * rng.normal(size=(*shape, 2)))),
-        "full": lambda: pre.Full(jnp.asarray(np.eye(d) + 0.1 * rng.normal(size=(d, d))), jnp.zeros((d, d))),
+        "full": lambda: pre.Factored(
+            jnp.asarray(np.eye(d) + 0.1 * rng.normal(size=(d, d))), jnp.zeros((d, d))
+        ),
         "sine": lambda: pre.Transformed(logs, "sine"),
         "cosine": lambda: pre.Transformed(logs, "cosine"),
     }[structure.preconditioner]()
@@ -59,15 +64,16 @@ def made(name: str, kind: str = "linear systems", shape: tuple[int, ...] = (D,))
     register = Register(
         jnp.asarray(0.3 * rng.uniform(0.5, 1, STEPS)), jnp.asarray(rng.uniform(0, 0.3, STEPS))
     )
-    coefficients: Any = {
+    wide = jnp.asarray(np.multiply.outer(table, rng.uniform(0.8, 1, size=shape)))
+    memory: Any = {
         "scalar": register,
-        "diagonal": Bank(jnp.asarray(np.multiply.outer(table, rng.uniform(0.8, 1, size=shape)))),
-        "preconditioned": Bank(jnp.asarray(table)) if structure.jacobi else register,
+        "diagonal": Bank(CoordinateWise(wide), tied=False),
+        "preconditioned": scalar_bank(jnp.asarray(table)) if structure.jacobi else register,
         "conjugate": Conjugate(),
     }[structure.family]
-    plan = Plan(coefficients, shared, jnp.asarray([1e-9, 1, 1e9]), None, structure.jacobi)
-    record = Record(0, 0, Accuracy((), (), (), 0, "not measured"), {})
-    return lfom.LearnedMethod(structure, kind, shape, STEPS, plan, None, 1e-14, record)
+    record = Record(0, 0, Accuracy((), (), (), 0, "not measured"))
+    facts = Learned(jnp.asarray([1e-9, 1, 1e9]), structure, KINDS[kind], shape, 1e-14, record)
+    return lfom.Method(reader_of(matrix, structure.jacobi), memory, STEPS, facts)
 
 
 def regression(n: int = 12, d: int = D, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -167,7 +173,7 @@ def test_the_estimator_says_what_is_wrong() -> None:
 # Optax
 
 
-def optax_path(method: lfom.LearnedMethod, gradient: Any, start: Any, steps: int) -> list[Any]:
+def optax_path(method: lfom.Method, gradient: Any, start: Any, steps: int) -> list[Any]:
     transformation = learned_transformation(method)
     update = jax.jit(transformation.update)
     w, state, path = start, transformation.init(start), []
@@ -372,7 +378,7 @@ def test_the_transform_in_the_documentation(kind: str) -> None:
     method = made(f"conjugate:{kind}", "operators", (3, 4))
     r = np.random.default_rng(2).normal(size=(3, 4))
     found = defined("apply_on_grid")["apply_on_grid"](method.to_json()["preconditioner"], r)
-    np.testing.assert_allclose(found, method.plan.shared(jnp.asarray(r)[None])[0], rtol=1e-12)
+    np.testing.assert_allclose(found, method.reader.A.transposed_times(jnp.asarray(r)), rtol=1e-12)
 
 
 def test_the_ten_lines_are_ten() -> None:

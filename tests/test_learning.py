@@ -11,13 +11,18 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import lfom
+from lfom.core import preconditioners as pre
 from lfom.core.checks import InputError
-from lfom.solving import preconditioners as pre
+from lfom.core.memories import Register
+from lfom.core.methods import Method
+from lfom.core.preconditioners import Identity
+from lfom.core.problems import Quadratic
+from lfom.core.readers import Gradient
 from lfom.solving.batches import piece
 from lfom.solving.certificate import certify, residual_polynomials
+from lfom.solving.joint import best_register
 from lfom.solving.learn import _affordable
-from lfom.solving.quadratics import Matrices, matrices, norms
-from lfom.solving.steps import as_bank, best_register, conjugate_steps
+from lfom.solving.spectra import matrices
 from lfom.solving.structures import available, parse
 from tests.learned_problems import (
     GRADIENT_STEPS,
@@ -40,11 +45,11 @@ CONJUGATE = "conjugate:jacobi+diagonal"
 SOME = ["scalar", "preconditioned:full", CONJUGATE]
 
 
-def by_hand(method: lfom.LearnedMethod, problems: Any, steps: int) -> np.ndarray:
+def by_hand(method: lfom.Method, problems: Any, steps: int) -> np.ndarray:
     """The exported coefficients in plain NumPy: every iterate, (steps + 1, problems, d)."""
     content = json.loads(json.dumps(method.to_json()))
-    quadratics = problems.quadratics()
-    A, b = np.asarray(quadratics.A), np.asarray(quadratics.b)
+    each = problems.each()
+    A, b = np.asarray(each.gram), np.asarray(each.moment)
     d = b.shape[1]
     matrix = content["preconditioner"]
     M = np.eye(d)
@@ -79,7 +84,8 @@ def by_hand(method: lfom.LearnedMethod, problems: Any, steps: int) -> np.ndarray
 @pytest.mark.parametrize("name", EACH)
 def test_solve_is_the_exported_recursion(name: str) -> None:
     method, fresh = learned(name), fresh_regressions()
-    A, b = (np.asarray(x) for x in (fresh.quadratics().A, fresh.quadratics().b))  # type: ignore[attr-defined]
+    each = fresh.each()
+    A, b = np.asarray(each.gram), np.asarray(each.moment)
     iterates = by_hand(method, fresh, 5)
     for steps in (3, 5) if name in ("scalar", "diagonal") else (5,):  # a register and a bank cut short
         solution = method.solve(fresh, steps=steps)
@@ -104,11 +110,10 @@ def test_errors_are_as_expected_on_fresh_problems() -> None:
 def test_the_register_is_the_least_squares_optimum() -> None:
     """Against plain normal equations in powers of A: the smallest sum of squared energy errors."""
     problems = systems(count=7, d=4)
-    quadratics: Any = problems.quadratics()
-    A, b = np.asarray(quadratics.A), np.asarray(quadratics.b)
+    A, b = np.asarray(problems.A), np.asarray(problems.b)
     best = np.linalg.solve(A, b[..., None])[..., 0]
     weights = 1 / (b * best).sum(1)
-    register = best_register(quadratics, lambda v: v, jnp.asarray(weights), 3)
+    register = best_register(Gradient(Identity()), problems.each(), jnp.asarray(weights), 3)
     rows, targets, power = [], [], b
     for _ in range(3):
         rows.append(power)
@@ -118,7 +123,7 @@ def test_the_register_is_the_least_squares_optimum() -> None:
     targets = np.einsum("kpi,pi,p->k", K, b, weights)
     q = np.linalg.solve(gram, targets)
     optimum = np.einsum("k,kpi->pi", q, K)
-    bank, past, w = np.asarray(as_bank(register).gamma), [], np.zeros_like(b)
+    bank, past, w = np.asarray(register.table(3)[0]), [], np.zeros_like(b)
     for step in range(3):
         past.append(b - np.einsum("pij,pj->pi", A, w))
         w = w + sum(bank[step, j] * z for j, z in enumerate(past))
@@ -179,10 +184,24 @@ def test_structures_that_are_tried_together_score_as_they_do_alone() -> None:
 
 
 def test_conjugate_gradients_are_exact_after_d_steps() -> None:
-    quadratics: Any = systems(count=5, d=4).quadratics()
-    w, sizes = conjugate_steps(quadratics, lambda v: v, 4, lambda w, r: norms(r))
-    np.testing.assert_allclose(w, np.linalg.solve(quadratics.A, quadratics.b[..., None])[..., 0], rtol=1e-7)
-    assert (sizes[-1] < 1e-8).all()
+    problems: Any = systems(count=5, d=4)
+    solution = lfom.conjugate_gradient(4).solve(problems)
+    exact = np.linalg.solve(problems.A, problems.b[..., None])[..., 0]
+    np.testing.assert_allclose(solution.value, exact, rtol=1e-7)
+    assert (solution.residuals[:, -1] < 1e-8).all()
+
+
+def registered(alpha: Any, gamma: Any) -> Method:
+    return Method(Gradient(Identity()), Register(jnp.asarray(alpha), jnp.asarray(gamma)), len(alpha))
+
+
+def by_recurrence(alpha: Any, gamma: Any, t: np.ndarray) -> np.ndarray:
+    """The residual polynomial of a register in plain NumPy: e <- e - alpha t R, R <- e + gamma R."""
+    p, register = np.ones_like(t), np.zeros_like(t)
+    for a, g in zip(alpha, gamma, strict=True):
+        register = p + g * register
+        p = p - a * t * register
+    return p
 
 
 @settings(max_examples=30, deadline=None)
@@ -191,21 +210,24 @@ def test_conjugate_gradients_are_exact_after_d_steps() -> None:
 def test_the_certificate_holds(steps: int, seed: int) -> None:
     """Every eigenvalue inside the interval contracts, and just outside it does not."""
     rng = np.random.default_rng(seed)
-    alpha, gamma = rng.uniform(0.1, 1.5, steps).tolist(), [0.0, *rng.uniform(0, 0.8, steps - 1)]
-    certificate = certify(alpha, gamma, (0.1, 1.0), True)
+    alpha, gamma = rng.uniform(0.1, 1.5, steps), np.append(0.0, rng.uniform(0, 0.8, steps - 1))
+    method = registered(alpha, gamma)
+    certificate = certify(method, (0.1, 1.0), True)
     for n, reach in enumerate(certificate.reach, 1):
         inside = np.linspace(0, reach, 3000)[1:]
-        assert (np.abs(residual_polynomials(alpha[:n], gamma[:n], inside)[-1]) <= 1).all()
-        outside = residual_polynomials(alpha[:n], gamma[:n], np.array([reach * (1 + 1e-4)]))[-1]
+        assert (np.abs(by_recurrence(alpha[:n], gamma[:n], inside)) <= 1).all()
+        outside = by_recurrence(alpha[:n], gamma[:n], np.array([reach * (1 + 1e-4)]))
         assert abs(outside[0]) > 1 - 1e-2
-    seen = residual_polynomials(alpha, gamma, np.linspace(0.1, 1, 500))[-1]
+    seen = by_recurrence(alpha, gamma, np.linspace(0.1, 1, 500))
+    assert certificate.contraction is not None
     assert np.abs(seen).max() <= certificate.contraction + 1e-12
+    t = np.linspace(0, 2, 50)
+    np.testing.assert_allclose(residual_polynomials(method, t)[-1], by_recurrence(alpha, gamma, t), rtol=1e-9)
 
 
 def test_the_promise_holds_on_every_problem() -> None:
     """For any problem with its eigenvalues in the interval: the error shrinks by max |p| or more."""
     method = learned("scalar")
-    coefficients: Any = method.plan.coefficients
     certificate = method.certificate
     assert certificate is not None
     assert certificate.reach[-1] >= 1.04 * certificate.seen[1]  # the guard's margin
@@ -214,7 +236,7 @@ def test_the_promise_holds_on_every_problem() -> None:
     Q = np.linalg.qr(rng.normal(size=(40, 6, 6)))[0]
     A = np.einsum("pij,pj,pkj->pik", Q, eigenvalues, Q)
     problems = lfom.LinearSystems((A + A.swapaxes(1, 2)) / 2, rng.normal(size=(40, 6)))
-    p = residual_polynomials(coefficients.alpha, coefficients.gamma, eigenvalues)[-1]
+    p = residual_polynomials(method, eigenvalues.ravel())[-1].reshape(40, 6)
     solution = method.solve(problems)
     kept = np.isin(solution.status, (0, 1))  # a problem may be rescaled
     assert kept.any()
@@ -226,28 +248,33 @@ def test_preconditioners_are_symmetric_positive_definite_and_bounded(kind: str) 
     rng = np.random.default_rng(3)
     shape, d = (3, 4), 12
     logs = jnp.asarray(rng.normal(size=shape))
-    M: pre.Shared = {
+    M: pre.Definite = {
         "diagonal": pre.Diagonal(logs),
         "low-rank": pre.LowRank(logs, jnp.asarray(rng.normal(size=(*shape, 2)))),
         "sine": pre.Transformed(logs, "sine"),
         "cosine": pre.Transformed(logs, "cosine"),
-        "full": pre.Full(jnp.asarray(rng.normal(size=(d, d))), jnp.asarray(0.1 * rng.normal(size=(d, d)))),
+        "full": pre.Factored(
+            jnp.asarray(rng.normal(size=(d, d))), jnp.asarray(0.1 * rng.normal(size=(d, d)))
+        ),
     }[kind]
     units = jnp.eye(d).reshape(d, *shape)
-    matrix = np.asarray(M(units)).reshape(d, d)
+    matrix = np.asarray(jax.vmap(M.transposed_times)(units)).reshape(d, d)
+    prompts_last = M.transposed_times(jnp.moveaxis(units, 0, -1))
+    np.testing.assert_allclose(np.asarray(prompts_last).reshape(d, d), matrix.T, atol=1e-12)
     np.testing.assert_allclose(matrix, matrix.T, atol=1e-12)
     assert np.linalg.eigvalsh(matrix).min() > 0
-    np.testing.assert_allclose(np.asarray(M.diagonal(units)).ravel(), np.diag(matrix), atol=1e-12)
+    np.testing.assert_allclose(np.asarray(M.diagonal(units[0])).ravel(), np.diag(matrix), atol=1e-12)
     c = jnp.asarray(rng.uniform(0, 2, size=(5, *shape)))
     largest = [np.linalg.eigvals(matrix @ np.diag(np.asarray(one).ravel())).real.max() for one in c]
-    assert (np.asarray(M.bound(c)) >= np.array(largest) - 1e-10).all()
+    assert (np.asarray(jax.vmap(M.bound)(c)) >= np.array(largest) - 1e-10).all()
 
 
 def test_matrices_are_dominated_by_their_row_sums() -> None:
     rng = np.random.default_rng(4)
     A = rng.normal(size=(20, 5, 5))
     A = A + A.swapaxes(1, 2)
-    c = Matrices(A=jnp.asarray(A), b=jnp.zeros((20, 5))).dominating(jnp.asarray(rng.uniform(0.1, 2, (20, 5))))
+    problems = jax.vmap(Quadratic)(jnp.asarray(A), jnp.zeros((20, 5)))
+    c = jax.vmap(lambda one, x: one.dominating(x))(problems, jnp.asarray(rng.uniform(0.1, 2, (20, 5))))
     assert np.linalg.eigvalsh(np.einsum("pi,ij->pij", c, np.eye(5)) - A).min() > -1e-12
 
 
@@ -258,7 +285,7 @@ def test_operators_and_grids() -> None:
     solution = method.solve(fresh, tolerance=1e-9)
     assert solution.value.shape == (4, 6, 6)
     assert (solution.status == 10).all()
-    A = np.asarray(matrices(fresh.quadratics()))
+    A = np.asarray(matrices(fresh.each()))
     expected = np.linalg.solve(A, np.asarray(fresh.b).reshape(4, 36, 1)).reshape(4, 6, 6)
     np.testing.assert_allclose(solution.value, expected, rtol=1e-6, atol=1e-8)
 
@@ -284,8 +311,8 @@ def test_more_steps_and_tolerances() -> None:
         met = method.solve(fresh, tolerance=1e-8)
         assert (met.status // 10 == 1).all()
         assert relative_errors(fresh, met.value).max() < 1e-5, name
-        b = np.asarray(fresh.quadratics().b)
-        size = np.linalg.norm(b - np.asarray(fresh.quadratics().times(met.value)), axis=1)
+        b = np.asarray(fresh.each().moment)
+        size = np.linalg.norm(b - np.asarray(fresh.times(met.value)), axis=1)
         assert (size <= 1e-8 * np.linalg.norm(b, axis=1)).all()
         assert met.residuals.shape[1] >= met.steps.max() + 1
         with pytest.raises(InputError, match=r"Pass \d\.?\d*e-\d+ or more"):
@@ -318,8 +345,8 @@ def test_pieces_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_auto_picks_by_held_out_loss_in_float32() -> None:
-    quadratics: Any = regressions(count=50, d=3, dtype=np.float32).quadratics()
-    problems = lfom.LinearSystems(lambda A, v: A @ v, quadratics.b, data=quadratics.A)
+    each = regressions(count=50, d=3, dtype=np.float32).each()
+    problems = lfom.LinearSystems(lambda A, v: A @ v, each.moment, data=each.gram)
     told: list[str] = []
     method = lfom.learn(problems, 2, iterations=0, watch=told.append)
     scores = list(method.record.compared.values())

@@ -38,7 +38,7 @@ def adversarial(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     eigenvalues[kind == 2, 0] = 1e4  # far outside the interval
     eigenvalues[kind == 3] = 0  # A = 0
     A = np.einsum("pij,pj,pkj->pik", Q, eigenvalues, Q)
-    family: Any = systems(count=count, d=D, seed=seed + 1).quadratics()
+    family: Any = systems(count=count, d=D, seed=seed + 1)
     A = np.where((kind == 5)[:, None, None], family.A, A)
     b = rng.normal(size=(count, D))
     inside = rng.integers(0, 2, count) == 0  # half of the singular ones have a solution

@@ -64,11 +64,13 @@ def test_damaged_and_foreign_files_are_refused(tmp_path: Path) -> None:
     path.write_bytes(safetensors.numpy.save({"x": np.zeros(3)}))
     refused("something else")
     for changes, message in (
-        ({"version": 2}, "version 2, written by lfom"),
+        ({"version": 3}, "version 3, written by lfom"),
         ({"version": 0}, "version 0"),
         ({"format": "lfom checkpoint"}, "not a 'lfom method'"),
-        ({"structure": {}}, "wrong kind"),
-        ({"coefficients": "Other"}, "wrong kind"),
+        ({"method": {}}, "wrong kind"),
+        ({"method": {"class": "Other", "fields": {}}}, "wrong kind"),
+        ({"method": {"class": "Method", "fields": {}}}, "wrong kind"),
+        ({"method": {"class": "Scalar", "fields": {"value": 1.0}}}, "wrong kind"),
         ({"tensors": {"none": ["float64", [1]]}}, "missing or changed"),
         ({"tensors": {"gauge": ["float64", [4]]}}, "gauge is missing or changed"),
         ({"tensors": {"gauge": ["float32", [3]]}}, "gauge is missing or changed"),

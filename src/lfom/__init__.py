@@ -34,7 +34,6 @@ from lfom.prompts.run import Trajectory, run
 from lfom.prompts.shifts import AnyOf, HeavyTailed, RandomScale, turn
 from lfom.solving import (
     ConvexLosses,
-    LearnedMethod,
     LeastSquaresProblems,
     LinearSystems,
     Solution,
@@ -69,7 +68,6 @@ __all__ = [
     "HeavyTailed",
     "InputError",
     "learn",
-    "LearnedMethod",
     "least_squares",
     "LeastSquares",
     "LeastSquaresProblems",

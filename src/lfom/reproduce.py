@@ -23,10 +23,10 @@ from typing import Any
 import lfom
 from lfom.core import checks
 from lfom.core.checks import InputError
+from lfom.core.files import write_whole
 from lfom.experiments import EXPERIMENTS
 from lfom.experiments.workbench import PRESETS, Outcome, Workbench
 from lfom.report import plot_experiment, read_experiment, write_report
-from lfom.report.files import write_whole
 from lfom.report.results import COLUMNS
 
 MARK = ".lfom-results"  # a folder with this file is ours to write into

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from lfom.solving.problems import ConvexLosses, Problems
+from lfom.solving.problems import Problems
 
 
 @dataclass(frozen=True)
@@ -36,30 +36,20 @@ class Score:
     def __init__(self, problems: Problems, optimum: np.ndarray):
         self.optimum = optimum
         self._problems = in_double(problems)
-        self._start = self._excess(np.zeros_like(optimum))
-        self._squared = not isinstance(problems, ConvexLosses)
 
     def __call__(self, answers: Any) -> np.ndarray:
         """One error per problem; NaN counts as infinite. `answers` may cover the first few only."""
         values = np.asarray(answers, np.float64)
         missing = self.optimum[len(values) :]
-        found = self._excess(np.concatenate([values.reshape(-1, *self.optimum.shape[1:]), missing]))
-        error = np.maximum(found / self._start, 0)[: len(values)]
-        error = np.sqrt(error) if self._squared else error
-        return np.where(np.isfinite(error), error, np.inf)
-
-    def _excess(self, w: np.ndarray) -> np.ndarray:
+        w = np.concatenate([values.reshape(-1, *self.optimum.shape[1:]), missing])
         with jax.enable_x64(True):
-            return np.asarray(_excess(self._problems, w, self.optimum))
+            error = np.maximum(_errors(self._problems, w, self.optimum), 0)[: len(values)]
+        return np.where(np.isfinite(error), error, np.inf)
 
 
 @jax.jit
-def _excess(problems: Any, w: Any, optimum: Any) -> Any:
-    if isinstance(problems, ConvexLosses):
-        return problems.values(w) - problems.values(optimum)
-    error = w - optimum
-    image = problems.quadratics().times(error)
-    return (error * image).reshape(len(error), -1).sum(axis=1)
+def _errors(problems: Any, w: Any, optimum: Any) -> Any:
+    return problems.errors(w, optimum)
 
 
 def in_double(problems: Any) -> Any:

@@ -25,8 +25,7 @@ from lfom.bench.timing import side_by_side
 from lfom.bench.views import View, view
 from lfom.families import digits
 from lfom.solving.batches import piece
-from lfom.solving.problems import ConvexLosses, LeastSquaresProblems, LinearSystems
-from lfom.solving.quadratics import Matrices
+from lfom.solving.problems import ConvexLosses
 
 MEMORY = 10  # pairs that L-BFGS keeps: the default of SciPy, JAX and Optax; not tuned
 TRIAL_STEPS = 10  # to find out whether a batch is faster in pieces
@@ -36,7 +35,7 @@ Solve = Callable[[Any, Any, Any, Any], Any]  # (A v, b, 1 / diagonal, steps) of 
 
 def rivals(problems: Any) -> list[Rival]:
     """Every rival that applies to a batch of one of the four families."""
-    if isinstance(problems, ConvexLosses):
+    if not problems.kind.quadratic:
         return _for_losses(problems)
     seen = view(problems)
     return [*_in_jax(seen), *_in_scipy(seen)]
@@ -48,18 +47,11 @@ def _batched(
     """One compiled program over the batch; the Gram matrices of least squares are formed in it."""
 
     def some(problems: Any, extra: tuple[Any, ...], steps: Any) -> Any:
-        quadratics = problems.quadratics()
-        if isinstance(quadratics, Matrices):
+        def one(problem: Any, *more: Any) -> Any:
+            b, inverse = -problem.initial()[1], 1 / problem.diagonal()
+            return solve(problem.hessian_times, b, inverse, steps, *more)
 
-            def one(A: Any, b: Any, diagonal: Any, *more: Any) -> Any:
-                return solve(lambda v: A @ v, b, 1 / diagonal, steps, *more)
-
-            return jax.vmap(one)(quadratics.A, quadratics.b, quadratics.diagonal(), *extra)
-
-        def matrix_free(data: Any, b: Any, diagonal: Any, *more: Any) -> Any:
-            return solve(partial(quadratics.operator, data), b, 1 / diagonal, steps, *more)
-
-        return jax.vmap(matrix_free)(quadratics.data, quadratics.b, quadratics.diagonal(), *extra)
+        return jax.vmap(one)(problems.each(), *extra)
 
     return _compiled(some, problems, extra, tune)
 
@@ -132,7 +124,7 @@ def _in_jax(seen: View) -> list[Rival]:
             found.append(Rival(method, library, _batched(problems, make(jacobi)), len(problems)))
         run = _batched(problems, _chebyshev(jacobi), seen.extremes[jacobi])
         found.append(Rival("Jacobi Chebyshev" if jacobi else "Chebyshev", "plain loop", run, len(problems)))
-    if isinstance(problems, LeastSquaresProblems):
+    if problems.kind.matrix:
         found.append(_direct("JAX", problems, lambda A, b: jax.scipy.linalg.solve(A, b, assume_a="pos")))
         found.append(_direct("Lineax", problems, _lineax_direct))
     return found
@@ -144,8 +136,8 @@ def _lineax_direct(A: Any, b: Any) -> Any:
 
 def _direct(library: str, problems: Any, solve: Callable[[Any, Any], Any]) -> Rival:
     def some(problems: Any, extra: Any, steps: Any) -> Any:
-        quadratics = problems.quadratics()
-        return jax.vmap(solve)(quadratics.A, quadratics.b)
+        each = problems.each()
+        return jax.vmap(solve)(each.gram, each.moment)
 
     return Rival("direct", library, _compiled(some, problems), len(problems), iterative=False)
 
@@ -155,7 +147,7 @@ def _in_scipy(seen: View) -> list[Rival]:
 
     def each(one: Callable[[int, int], np.ndarray], problems: int) -> Callable[[int], np.ndarray]:
         def run(steps: int) -> np.ndarray:
-            with threadpool_limits(None if isinstance(seen.problems, LinearSystems) else 1):
+            with threadpool_limits(1 if seen.problems.kind.matrix else None):
                 return np.stack([one(i, steps).reshape(shape) for i in range(problems)])
 
         return run
@@ -185,7 +177,7 @@ def _in_scipy(seen: View) -> list[Rival]:
 def baseline(problems: Any) -> Rival:
     """What a learned method is measured against step by step: Jacobi CG, or L-BFGS for losses. It is
     there for its errors; its speed is not tuned."""
-    if isinstance(problems, ConvexLosses):
+    if not problems.kind.quadratic:
         run = _batched_losses(problems, _optax_lbfgs, tune=False)
         return Rival("L-BFGS", "Optax", run, len(problems))
     return Rival("Jacobi CG", "plain loop", _batched(problems, _plain_cg(True), tune=False), len(problems))

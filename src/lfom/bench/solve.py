@@ -140,7 +140,7 @@ def _learned(
 
 def reference(problems: Any) -> np.ndarray:
     """The optimum of every problem, in float64."""
-    return _loss_optimum(problems) if isinstance(problems, ConvexLosses) else optimum(problems)
+    return optimum(problems) if problems.kind.quadratic else _loss_optimum(problems)
 
 
 def errors_after(method: Any, problems: Any, steps: int = BUDGET) -> dict[str, np.ndarray]:

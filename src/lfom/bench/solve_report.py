@@ -11,7 +11,7 @@ from rich.table import Table
 
 from lfom.bench.solve import ACCURACIES, BUDGET, Comparison, Result
 from lfom.bench.timing import Row
-from lfom.report.files import write_whole
+from lfom.core.files import write_whole
 from lfom.report.style import colour
 
 COLUMNS = [

@@ -39,11 +39,11 @@ class View:
 
     @cached_property
     def b(self) -> np.ndarray:
-        return np.asarray(self.problems.quadratics().b)
+        return np.asarray(-self.problems.each().initial()[1])
 
     @cached_property
     def diagonal(self) -> np.ndarray:
-        return np.asarray(self.problems.quadratics().diagonal())
+        return np.asarray(jax.vmap(lambda one: one.diagonal())(self.problems.each()))
 
     def each(self) -> Iterator[int]:
         return iter(range(len(self.problems)))
@@ -66,21 +66,21 @@ class View:
 def _lanczos(problems: Any, root: Any) -> tuple[Any, Any]:
     """Diagonals (problems, steps) of the tridiagonal matrices whose extreme eigenvalues are those of
     root A root, to many digits, after LANCZOS steps."""
-    quadratics = problems.quadratics()
-    axes = tuple(range(1, quadratics.b.ndim))
+    root = jnp.asarray(root, float)
+    axes = tuple(range(1, root.ndim))
 
     def norm(v: Any) -> Any:
         return jnp.sqrt(jnp.sum(v**2, axis=axes, keepdims=True))
 
     def step(state: Any, _: None) -> Any:
         before, v, length = state
-        image = root * quadratics.times(root * v) - length * before
+        image = root * problems.times(root * v) - length * before
         diagonal = jnp.sum(v * image, axis=axes, keepdims=True)
         image = image - diagonal * v
         new = norm(image)
         return (v, image / jnp.maximum(new, 1e-300), new), (diagonal.reshape(-1), new.reshape(-1))
 
-    start = jax.random.normal(jax.random.key(0), quadratics.b.shape, quadratics.b.dtype)
+    start = jax.random.normal(jax.random.key(0), root.shape, root.dtype)
     state = (jnp.zeros_like(start), start / norm(start), jnp.zeros_like(norm(start)))
     _, (diagonals, lengths) = jax.lax.scan(step, state, length=LANCZOS)
     return diagonals.T, lengths.T
@@ -96,7 +96,7 @@ def _ends(diagonal: np.ndarray, length: np.ndarray) -> tuple[float, float]:
 
 def view(problems: Any) -> View:
     """The view of a batch of one of the four families."""
-    if isinstance(problems, LeastSquaresProblems):
+    if problems.kind.matrix:
         return _table(problems)
     return _deblurring(problems) if problems.operator is deblurring.apply else _diffusion(problems)
 
@@ -106,14 +106,14 @@ def optimum(problems: Any) -> np.ndarray:
     until the residual is 1e-10 of b."""
     problems = in_double(problems)
     with jax.enable_x64(True):
-        if isinstance(problems, LeastSquaresProblems):
-            quadratics: Any = problems.quadratics()
-            return np.linalg.solve(np.asarray(quadratics.A), np.asarray(quadratics.b)[..., None])[..., 0]
+        if problems.kind.matrix:
+            each = problems.each()
+            return np.linalg.solve(np.asarray(each.gram), np.asarray(each.moment)[..., None])[..., 0]
         solve = jax.jit(_iterated)
         steps = 250
         while steps <= MOST_STEPS:
             found = solve(problems, steps)
-            left = np.asarray(problems.b - problems.quadratics().times(found))
+            left = np.asarray(problems.b - problems.times(found))
             if np.linalg.norm(left) <= 1e-10 * np.linalg.norm(np.asarray(problems.b)):
                 return np.asarray(found)
             steps *= 2

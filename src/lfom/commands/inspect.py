@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lfom.commands.problem_files import accuracy_rows
-from lfom.solving import LearnedMethod
+from lfom.core.methods import Algorithm, Learned
 
 SHOWN = 12  # rows of the accuracy table
 
@@ -39,46 +39,62 @@ def inspect_command(
         print(f"Plot in {figure}.")
 
 
-def described(method: LearnedMethod) -> dict[str, Any]:
-    """Everything the tables show, as plain values."""
-    certificate = method.certificate
+def described(method: Algorithm) -> dict[str, Any]:
+    """Everything the tables show, as plain values; None for what is not known of a method."""
+    certificate, record, structure = method.certificate, method.record, method.structure
+    accuracy = None if record is None else record.accuracy
+    seen = None if certificate is None else certificate.seen
     return {
-        "structure": method.structure.name,
+        "structure": None if structure is None else structure.name,
         "family": method.kind,
-        "shape": list(method.shape),
+        "shape": None if method.shape is None else list(method.shape),
         "steps": method.steps,
         "dtype": str(method.dtype),
-        "learned_from": method.record.learned_from,
-        "seed": method.record.seed,
-        "held_out_problems": method.record.accuracy.problems,
-        "held_out_how": method.record.accuracy.how,
-        "accuracy": accuracy_rows(method.record.accuracy),
-        "compared": method.record.compared,
+        "learned_from": None if record is None else record.learned_from,
+        "seed": None if record is None else record.seed,
+        "held_out_problems": None if accuracy is None else accuracy.problems,
+        "held_out_how": None if accuracy is None else accuracy.how,
+        "accuracy": None if accuracy is None else accuracy_rows(accuracy),
+        "compared": None if record is None else record.compared,
         "promise": method.promise,
         "interval": None if certificate is None else [0.0, certificate.reach[-1]],
         "contraction": None if certificate is None else certificate.contraction,
-        "eigenvalues_seen": None if certificate is None else list(certificate.seen),
-        "eigenvalues_exact": None if certificate is None else certificate.exact,
+        "eigenvalues_seen": None if seen is None else list(seen),
+        "eigenvalues_exact": None if certificate is None or seen is None else certificate.exact,
         "smallest_tolerance": method.floor,
         "warnings": list(method.warnings),
     }
 
 
-def print_method(method: LearnedMethod) -> None:
+def print_method(method: Algorithm) -> None:
     """The same as text, within 80 columns."""
-    console, record = Console(), method.record
-    size = " x ".join(map(str, method.shape))
-    console.print(f"[bold]{method.structure.name}[/], {method.steps} steps, {method.dtype}", highlight=False)
+    console, facts = Console(), method.facts
+    name = type(method).__name__ if facts is None else facts.structure.name
+    console.print(f"[bold]{name}[/], {method.steps} steps, {method.dtype}", highlight=False)
+    if facts is not None:
+        _print_record(console, facts)
+    console.print(f"Promise: {method.promise}.", highlight=False)
+    certificate = method.certificate
+    if certificate is not None and certificate.seen is not None:
+        low, high = certificate.seen
+        how = "" if certificate.exact else " (estimated)"
+        console.print(f"Eigenvalues of M A seen in learning{how}: {low:.3g} to {high:.3g}.", highlight=False)
+    console.print(f"Smallest tolerance that solve accepts: {method.floor:.1e}.", highlight=False)
+    for warning in method.warnings:
+        console.print(f"[yellow]Note:[/] {warning}.", highlight=False)
+
+
+def _print_record(console: Console, facts: Learned) -> None:
+    record, size = facts.record, " x ".join(map(str, facts.shape))
     console.print(
-        f"Learned from {record.learned_from} problems: {method.kind}, {size} unknowns.", highlight=False
+        f"Learned from {record.learned_from} problems: {facts.kind}, {size} unknowns.", highlight=False
     )
     accuracy = record.accuracy
-    measure = "excess loss" if method.kind == "convex losses" else "error in the energy norm"
     table = Table(
         "step",
         "median",
         "quartiles",
-        title=f"{measure}, relative to the start, {accuracy.problems} problems {accuracy.how}",
+        title=f"{facts.kind.measure}, relative to the start, {accuracy.problems} problems {accuracy.how}",
         title_justify="left",
         title_style="",
     )
@@ -97,11 +113,3 @@ def print_method(method: LearnedMethod) -> None:
         for name, value in list(record.compared.items())[:8]:
             table.add_row(name, f"{value:.2f}")
         console.print(table)
-    console.print(f"Promise: {method.promise}.", highlight=False)
-    if method.certificate is not None:
-        low, high = method.certificate.seen
-        how = "" if method.certificate.exact else " (estimated)"
-        console.print(f"Eigenvalues of M A seen in learning{how}: {low:.3g} to {high:.3g}.", highlight=False)
-    console.print(f"Smallest tolerance that solve accepts: {method.floor:.1e}.", highlight=False)
-    for warning in method.warnings:
-        console.print(f"[yellow]Note:[/] {warning}.", highlight=False)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from lfom.core.checks import InputError
-from lfom.report.files import write_whole
+from lfom.core.files import write_whole
 from lfom.solving import LeastSquaresProblems, LinearSystems, Solution
 
 CONTENTS = "X (problems, n, d) and y (problems, n), with ridge if there is one; or A (problems, d, d) and b (problems, d)"

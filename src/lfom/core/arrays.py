@@ -68,7 +68,7 @@ def pad_axes(array: Array, rank: int) -> Array:
 def matvec(matrix: Array, vector: Array) -> Array:
     """matrix (e, d, *prompts or none) times vector (d, *prompts)."""
     if vector.ndim == 1 and matrix.ndim == 2:
-        return matrix @ vector
+        return jnp.matmul(matrix, vector, precision=HIGHEST)
     if matrix.ndim == 2:
         small = matrix.shape[1] <= PROMPTS_LAST
         return _shared_matvec(matrix, vector) if small else jnp.tensordot(matrix, vector, axes=1)
@@ -140,6 +140,19 @@ def transpose(matrix: Array) -> Array:
 def dot(left: Array, right: Array) -> Array:
     """Inner product of two vectors (d, *prompts): one number per prompt."""
     return jnp.sum(left * right, axis=0)
+
+
+def norm(vector: Array) -> Array:
+    """The Euclidean norm of a whole array; scaled, so that neither overflow nor underflow spoils it."""
+    largest = jnp.max(jnp.abs(vector))
+    scale = jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1)
+    return scale * jnp.sqrt(jnp.sum((vector / scale) ** 2))
+
+
+def ratio(top: Array | float, bottom: Array, otherwise: Array | float = 0.0) -> Array:
+    """top / bottom where bottom > 0; never 0 / 0, nor its derivative."""
+    good = bottom > 0
+    return jnp.where(good, top / jnp.where(good, bottom, 1), otherwise)
 
 
 def identity(d: int, like: Array) -> Array:

@@ -12,13 +12,31 @@ from jax import Array
 from jaxtyping import Float
 
 from lfom.core.arrays import as_array, numpy_or_jax, on_host
+from lfom.core.checks import InputError
 from lfom.core.memories import Memory
-from lfom.core.parameters import parameter, part
+from lfom.core.parameters import dimension, parameter, part
 from lfom.core.problems import Problem
 from lfom.core.readers import Reader
 from lfom.core.states import common
 
 LOGIT = 4.0  # where softmax gates start for a single expert: near the corner, and still movable
+
+
+class Learned(eqx.Module):
+    """What `lfom.learn` knows of a method beside its numbers.
+
+    range: the smallest, the typical and the largest size of the problems that it was learned from (see
+    lfom.solving.systems.gauge). structure, kind, record, certificate: see lfom.solving. shape: of the
+    unknowns. floor: the smallest tolerance that this precision reaches on this family.
+    """
+
+    range: Float[Array, "3"]
+    structure: Any = eqx.field(static=True)
+    kind: Any = eqx.field(static=True)
+    shape: tuple[int, ...] = eqx.field(static=True)
+    floor: float = eqx.field(static=True)
+    record: Any = eqx.field(static=True)
+    certificate: Any = eqx.field(static=True, default=None)
 
 
 class Algorithm(eqx.Module):
@@ -72,9 +90,42 @@ class Algorithm(eqx.Module):
         all. For arrays whose values are known."""
         return self
 
+    @property
+    def on_eigenvectors(self) -> "Algorithm | None":
+        """What it is on a problem of one unknown, an eigenvalue of M H, where its answers are polynomials in
+        M H with M one symmetric matrix; else None."""
+        return None
+
+    def ready(self) -> "Algorithm":
+        """The same, with what every layer needs computed once."""
+        return self
+
+    def look(self, problem: Problem) -> Any:
+        """What it needs of a problem and every layer would otherwise compute again."""
+        return None
+
+    def bind(self, seen: Any) -> "Algorithm":
+        """The same for the problem that it looked at."""
+        return self
+
     def prepared(self, problem: Problem) -> "Algorithm":
         """The algorithm to run on this problem, with what every layer needs computed once."""
-        return self
+        return self.ready().bind(self.look(problem))
+
+    @property
+    def is_conjugate(self) -> bool:
+        """Whether it computes its coefficients from each problem, and so can take more steps than it has."""
+        return False
+
+    def parts(self) -> tuple[Reader, Memory]:
+        """Its one reader and its one memory."""
+        raise InputError(
+            f"{type(self).__name__} is several methods, each with a reader and a memory: ask for one of its heads."
+        )
+
+    def stuck(self, past: Any) -> Array | bool:
+        """Whether it can go no further, by what it remembers."""
+        return False
 
     def begin(self, scales: Float[Array, " depth"]) -> "Algorithm":
         """Where training begins, with these step sizes."""
@@ -92,6 +143,100 @@ class Algorithm(eqx.Module):
         """Where a fit of its gates to new prompts may begin; the first is as it is."""
         return [self]
 
+    # Doors to lfom.solving, for methods of every origin. The core imports nothing of it before one is opened.
+
+    @property
+    def facts(self) -> Learned | None:
+        """What is known of a method that was learned; None for one that was built or trained."""
+        return None
+
+    @property
+    def steps(self) -> int:
+        return self.depth
+
+    @property
+    def structure(self) -> Any:
+        return None if self.facts is None else self.facts.structure
+
+    @property
+    def kind(self) -> str | None:
+        """What it was learned from, in words."""
+        return None if self.facts is None else self.facts.kind.name
+
+    @property
+    def record(self) -> Any:
+        return None if self.facts is None else self.facts.record
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return () if self.facts is None else self.facts.record.warnings
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """The shape of the unknowns that it is for; None if it is for any."""
+        if self.facts is not None:
+            return self.facts.shape
+        d = dimension(self)
+        return None if d is None else (d,)
+
+    @property
+    def dtype(self) -> Any:
+        """The precision of its numbers; None if it has none."""
+        if self.facts is not None:
+            return self.facts.range.dtype
+        arrays = [leaf for leaf in jax.tree.leaves(self) if eqx.is_inexact_array(leaf)]
+        return jnp.result_type(*arrays) if arrays else None
+
+    @property
+    def floor(self) -> float:
+        """The smallest tolerance that `solve` accepts."""
+        if self.facts is not None:
+            return self.facts.floor
+        return 10 * float(jnp.finfo(self.dtype or jnp.zeros(()).dtype).eps)
+
+    @property
+    def certificate(self) -> Any:
+        """What its residual polynomial promises; None where there is none."""
+        from lfom.solving.certificate import certificate_of
+
+        return certificate_of(self)
+
+    @property
+    def promise(self) -> str:
+        """What is known of every problem before it is solved."""
+        from lfom.solving.certificate import promise_of
+
+        return promise_of(self)
+
+    def solve(self, problems: Any, steps: int | None = None, tolerance: float | None = None) -> Any:
+        """Solve one problem or a batch, in one compiled call: a `Solution`.
+
+        steps: exactly as many; by default those it has. More are continued with conjugate gradients
+        (quadratics) or gradient steps with a line search (losses). tolerance: stop once the residual is that
+        small relative to the start's; without `steps`, as many as it takes up to 1,000.
+        """
+        from lfom.solving.solve import solve
+
+        return solve(self, problems, steps, tolerance)
+
+    def astype(self, dtype: Any) -> "Algorithm":
+        """The same method in another precision."""
+        from lfom.solving.solve import in_precision
+
+        return in_precision(self, dtype)
+
+    def save(self, path: Any) -> None:
+        """Write the method as one safetensors file; the old file stays until the new one is whole."""
+        from lfom.solving.files import save_method
+
+        save_method(path, self)
+
+    def to_json(self) -> dict[str, Any]:
+        """The method without a framework: plain numbers and how to run them."""
+        from lfom.solving.export import exported
+
+        return exported(self)
+
 
 class Method(Algorithm):
     """A reader and a memory. Classical methods, trained Memformers and methods learned from problems are
@@ -101,10 +246,19 @@ class Method(Algorithm):
     reader: Reader = part()
     memory: Memory = part("coefficients")
     layers: int = eqx.field(static=True)  # type: ignore[misc]  # mypy takes `part` for a default
+    learned: Learned | None = None
 
     @property
     def depth(self) -> int:
         return self.layers
+
+    @property
+    def facts(self) -> Learned | None:
+        return self.learned
+
+    def as_algorithm(self) -> "Method":
+        """What is run: the same without what is only known of it, so that methods share their programs."""
+        return self if self.learned is None else Method(self.reader, self.memory, self.layers)
 
     @property
     def views(self) -> tuple[str, ...]:
@@ -126,8 +280,29 @@ class Method(Algorithm):
         reader = self.reader.canonical(self.layers, d)
         return self._with(reader, self.memory.canonical(self.layers, not self.moves_covariates))
 
-    def prepared(self, problem: Problem) -> "Method":
-        return self._with(self.reader.ready(), self.memory)
+    @property
+    def on_eigenvectors(self) -> "Method | None":
+        reader = self.reader.on_eigenvectors
+        return None if reader is None or not self.memory.has_numbers else self._with(reader, self.memory)
+
+    def ready(self) -> "Method":
+        return dataclasses.replace(self, reader=self.reader.ready())
+
+    def look(self, problem: Problem) -> Any:
+        return self.reader.look(problem)
+
+    def bind(self, seen: Any) -> "Method":
+        return dataclasses.replace(self, reader=self.reader.bind(seen))
+
+    @property
+    def is_conjugate(self) -> bool:
+        return not self.memory.linear
+
+    def parts(self) -> tuple[Reader, Memory]:
+        return self.reader, self.memory
+
+    def stuck(self, past: Any) -> Array | bool:
+        return self.memory.stuck(past)
 
     def start(self, state: Any, problem: Problem, room: int | None) -> Any:
         shapes = jax.eval_shape(lambda: problem.read(self.reader, state))
@@ -148,7 +323,8 @@ class Method(Algorithm):
         return self._with(self.reader.write(found.reader), found.memory)
 
     def _with(self, reader: Reader, memory: Memory) -> "Method":
-        return dataclasses.replace(self, reader=reader, memory=memory)
+        """Other numbers, of which nothing is known."""
+        return Method(reader, memory, self.layers)
 
     def first_steps(self, depth: int) -> np.ndarray:
         """GD++ shrinks its covariates layer by layer, so its steps grow; from falling ones it ends in a
@@ -208,8 +384,14 @@ class Mixture(Algorithm):
     def moves_covariates(self) -> bool:
         return any(head.moves_covariates for head in self.heads)
 
-    def prepared(self, problem: Problem) -> "Mixture":
-        return self._with(tuple(head.prepared(problem) for head in self.heads))
+    def ready(self) -> "Mixture":
+        return self._with(tuple(head.ready() for head in self.heads))
+
+    def look(self, problem: Problem) -> tuple[Any, ...]:
+        return tuple(head.look(problem) for head in self.heads)
+
+    def bind(self, seen: tuple[Any, ...]) -> "Mixture":
+        return self._with(tuple(head.bind(one) for head, one in zip(self.heads, seen, strict=True)))
 
     def start(self, state: Any, problem: Problem, room: int | None) -> Any:
         return tuple(head.start(state, problem, room) for head in self.heads)

@@ -38,9 +38,6 @@ class Declaration:
     sets_scale: bool = False
 
 
-CONSTANT = Declaration()  # of a field that says nothing: never trained, whatever part it stands in
-
-
 def parameter(
     kind: str | None = None,
     *,
@@ -127,6 +124,9 @@ def _leaf(node: Any, path: Any, array: Any) -> Leaf:
         if getattr(node, "is_scope", False):
             found = dataclasses.replace(found, scope=found.name)
         said = _said(node, key)
+        if said is None and key is path[-1]:  # an array of which nothing is said: a constant
+            return Leaf(found.name + str(key), found.scope, array, None, (), None, None, False)
+        said = said or Declaration()
         before = len(found.axes)
         own = said.axes(node) if callable(said.axes) else said.axes
         axes = (*found.axes, *_named(own, array.ndim - before))
@@ -142,7 +142,7 @@ def _leaf(node: Any, path: Any, array: Any) -> Leaf:
             found.name + str(key),
             found.scope,
             array,
-            None if said is CONSTANT else said.kind or found.kind,
+            said.kind or found.kind,
             axes,
             found.unread if said.unread is None else said.unread(node, shape),
             scales,
@@ -157,11 +157,13 @@ def _leaf(node: Any, path: Any, array: Any) -> Leaf:
     return dataclasses.replace(found, unread=unread, scales=scales)
 
 
-def _said(node: Any, key: Any) -> Declaration:
-    """What the field says that this key leads through; other keys index a tuple or a dictionary."""
-    fields = dataclasses.fields(node) if dataclasses.is_dataclass(node) else ()
-    said = [field.metadata.get("lfom") for field in fields if field.name == getattr(key, "name", None)]
-    return (said[0] or CONSTANT) if said else Declaration()
+def _said(node: Any, key: Any) -> Declaration | None:
+    """What the field says that this key leads through, None if nothing; other keys index a tuple or a
+    dictionary, and add nothing."""
+    if not hasattr(key, "name"):
+        return Declaration()
+    said = [field.metadata.get("lfom") for field in dataclasses.fields(node) if field.name == key.name]
+    return said[0] if said else None
 
 
 def _over(mask: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
@@ -202,7 +204,9 @@ def sizes(tree: Any) -> dict[str, int]:
 def dimension(tree: Any) -> int | None:
     """d of a method; None if it works for every d (its matrices are multiples of the identity)."""
     known = sizes(tree)
-    return known.get("d", known["rows"] - 1 if "rows" in known else None)
+    if "rows" in known:
+        known.setdefault("d", known["rows"] - 1)
+    return known.get("d", known.get("size"))
 
 
 def check_layers(tree: Any, depth: int) -> None:

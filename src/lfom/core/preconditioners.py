@@ -29,13 +29,17 @@ from lfom.core.arrays import (
     transpose,
     unit,
 )
+from lfom.core.checks import InputError
 from lfom.core.parameters import parameter
 
 
 class Preconditioner(eqx.Module):
-    """The matrices of all layers. one_matrix: whether A_l = a_l M with one symmetric M."""
+    """The matrices of all layers. one_matrix: whether A_l = a_l M with one symmetric M. definite: whether
+    A_l = M, symmetric and positive definite. kind: its name in files that others read."""
 
     one_matrix: ClassVar[bool] = False
+    definite: ClassVar[bool] = False
+    kind: ClassVar[str] = "unknown"
 
     @abc.abstractmethod
     def matrix(self, d: int) -> Array:
@@ -54,6 +58,19 @@ class Preconditioner(eqx.Module):
     def numbers(self) -> "Preconditioner":
         """a_l I where A_l = a_l M."""
         return self
+
+    @property
+    def on_eigenvectors(self) -> "Preconditioner | None":
+        """a_l I where A_l = a_l M with one symmetric M: what acts on an eigenvector of M H, H at its
+        eigenvalue. None where there is no such M."""
+        return None
+
+    def plain(self) -> dict[str, Any]:
+        """M, or the matrices of all layers, as numbers by name, for files that are read without this
+        library; a_l is left out where A_l = a_l M."""
+        raise InputError(
+            f"{type(self).__name__} does not say how it is written as plain numbers: give it plain()."
+        )
 
     def begin(self, scales: Float[Array, " depth"]) -> "Preconditioner":
         """Where training begins: with one matrix, the identity, and the given a_l."""
@@ -80,8 +97,15 @@ class Preconditioner(eqx.Module):
 class Scaled(Preconditioner):
     """A_l = a_l I."""
 
-    one_matrix = True
+    one_matrix, kind = True, "identity"
     scale: Float[Array, "depth ..."] = parameter(axes="layers")
+
+    @property
+    def on_eigenvectors(self) -> Preconditioner:
+        return self
+
+    def plain(self) -> dict[str, Any]:
+        return {}
 
     def matrix(self, d: int) -> Array:
         return pad_axes(jnp.eye(d, dtype=self.scale.dtype), 2 + self.scale.ndim) * self.scale
@@ -102,9 +126,16 @@ class Scaled(Preconditioner):
 class Shared(Preconditioner):
     """A_l = a_l M: one symmetric matrix M = (S + S^T) / 2 for all layers, one scale per layer."""
 
-    one_matrix = True
+    one_matrix, kind = True, "full"
     scale: Float[Array, "depth ..."] = parameter(axes="layers")
     half: Float[Array, "d d ..."] = parameter(axes="d d")
+
+    @property
+    def on_eigenvectors(self) -> Preconditioner:
+        return Scaled(self.scale)
+
+    def plain(self) -> dict[str, Any]:
+        return {"matrix": (self.half + transpose(self.half)) / 2}
 
     def matrix(self, d: int) -> Array:
         checks.size("half", self.half, 0, d, "d")
@@ -136,7 +167,15 @@ class Shared(Preconditioner):
 class One(Preconditioner):
     """A_l = (S + S^T) / 2: one symmetric matrix for every layer, as conjugate directions need."""
 
+    kind = "full"
     half: Float[Array, "d d ..."] = parameter(axes="d d")
+
+    @property
+    def on_eigenvectors(self) -> Preconditioner:
+        return Identity()
+
+    def plain(self) -> dict[str, Any]:
+        return {"matrix": self.matrix(self.half.shape[0])}
 
     def matrix(self, d: int) -> Array:
         checks.size("preconditioner", self.half, 0, d, "d")
@@ -153,7 +192,11 @@ class One(Preconditioner):
 class Full(Preconditioner):
     """A_l full and free in every layer."""
 
+    kind = "layers"
     matrices: Float[Array, "depth d d ..."] = parameter(axes="layers d d")
+
+    def plain(self) -> dict[str, Any]:
+        return {"matrices": jnp.swapaxes(self.matrices, 1, 2)}
 
     def matrix(self, d: int) -> Array:
         checks.size("A", self.matrices, 1, d, "d")
@@ -176,12 +219,15 @@ class Full(Preconditioner):
 
 
 class Definite(Preconditioner):
-    """A_l = M, symmetric positive definite, shared by all problems of a family.
+    """A_l = M, symmetric positive definite, shared by all problems of a family. rate: of Adam, for changes
+    of its parameters."""
 
-    kind: its name. rate: of Adam, for changes of its parameters."""
-
-    kind: ClassVar[str]
+    definite = True
     rate: ClassVar[float] = 0.05
+
+    @property
+    def on_eigenvectors(self) -> Preconditioner:
+        return Identity()
 
     @abc.abstractmethod
     def diagonal(self, like: Array) -> Array:
@@ -191,10 +237,6 @@ class Definite(Preconditioner):
     def bound(self, c: Array) -> Array:
         """An upper bound of the largest eigenvalue of M diag(c) for c >= 0: the largest row sum of
         |M| diag(c), which no eigenvalue exceeds."""
-
-    @abc.abstractmethod
-    def plain(self) -> dict[str, Any]:
-        """M as numbers by name, for files that are read without this library."""
 
     def matrix(self, d: int) -> Array:
         return self.transposed_times(jnp.eye(d))
@@ -315,28 +357,29 @@ class Factored(Definite):
         return jnp.matmul(factor, factor.T, precision=HIGHEST)
 
     def transposed_times(self, vector: Array) -> Array:
-        return Dense(self.whole).transposed_times(vector)
+        return self.ready().transposed_times(vector)
 
     def diagonal(self, like: Array) -> Array:
-        return jnp.diagonal(self.whole).reshape(like.shape)
+        return self.ready().diagonal(like)
 
     def bound(self, c: Array) -> Array:
-        return jnp.max(jnp.matmul(jnp.abs(self.whole), c.reshape(-1), precision=HIGHEST))
+        return self.ready().bound(c)
 
     def plain(self) -> dict[str, Any]:
         return {"matrix": self.whole}
 
     def settled(self) -> Definite:
-        factor = self.base + self.base @ self.change
+        factor = self.base + jnp.matmul(self.base, self.change, precision=HIGHEST)
         return Factored(factor, jnp.zeros_like(factor))
 
-    def ready(self) -> Preconditioner:
+    def ready(self) -> "Dense":
         return Dense(self.whole)
 
 
-class Dense(Preconditioner):
-    """A_l = M, a symmetric matrix over the flattened unknowns, as numbers; what `Factored` runs as."""
+class Dense(Definite):
+    """A_l = M, a matrix over the flattened unknowns, as numbers; what `Factored` runs as."""
 
+    kind = "full"
     whole: Float[Array, "size size"]
 
     def matrix(self, d: int) -> Array:
@@ -344,13 +387,21 @@ class Dense(Preconditioner):
 
     def transposed_times(self, vector: Array) -> Array:
         size = self.whole.shape[0]
-        flat = vector.reshape(size, -1) if vector.size != size else vector.reshape(size)
-        return jnp.matmul(self.whole, flat, precision=HIGHEST).reshape(vector.shape)
+        if vector.size != size:  # prompts ride last
+            return jnp.matmul(self.whole, vector.reshape(size, -1), precision=HIGHEST).reshape(vector.shape)
+        # M is symmetric, and with the vector on the left a batch of them needs no transpose
+        return jnp.matmul(vector.reshape(size), self.whole, precision=HIGHEST).reshape(vector.shape)
+
+    def diagonal(self, like: Array) -> Array:
+        return jnp.diagonal(self.whole).reshape(like.shape)
+
+    def bound(self, c: Array) -> Array:
+        return jnp.max(jnp.matmul(c.reshape(-1), jnp.abs(self.whole), precision=HIGHEST))
+
+    def plain(self) -> dict[str, Any]:
+        return {"matrix": self.whole}
 
 
-DEFINITE: dict[str, type[Definite]] = {
-    c.kind: c for c in (Identity, Diagonal, LowRank, Transformed, Factored)
-}
 TRANSFORMS = ("sine", "cosine")
 
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
-from lfom.core.arrays import HIGHEST, dot, identity, matvec
+from lfom.core.arrays import HIGHEST, dot, identity, matvec, norm, ratio
 from lfom.core.checks import InputError
 from lfom.core.states import Direction, Iterate, Track
 
@@ -207,6 +207,26 @@ class IterateProblem(Problem):
     def readout(self, state: Iterate) -> Array:
         return state.w
 
+    def left(self, state: Iterate) -> Array:
+        """The gradient at the answer, which is the context's own where the query follows its track."""
+        return state.gradient if state.query is None else self.gradient(state.w)
+
+    def at_answer(self, state: Iterate) -> Iterate:
+        """The state in which another method goes on from the answer."""
+        return Iterate(Track(state.w), self.left(state))
+
+    def stretch(self, step: Direction) -> Array:
+        """|H step| / |step| where the image is known and nothing tells the norm of H more cheaply, else 0."""
+        w, image = step.context.w, step.image
+        if image is None or self.has_gram():
+            return jnp.zeros((), w.dtype)
+        return ratio(norm(image), norm(w))
+
+    def finite(self) -> Array:
+        """Whether all numbers of the problem are finite."""
+        floating = [leaf for leaf in jax.tree.leaves(self) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+        return jnp.stack([jnp.isfinite(leaf).all() for leaf in floating]).all()
+
     def dominating(self, x: Array) -> Array | None:
         """c of the unknowns' shape with H <= diag(c), for positive x; None where that is not cheap.
 
@@ -269,7 +289,7 @@ class Quadratic(IterateProblem):
         return sum((self.gram[i, i] for i in range(1, d)), self.gram[0, 0]) / d
 
     def diagonal(self) -> Array:
-        return jnp.einsum("ii...->i...", self.gram)
+        return jnp.moveaxis(jnp.diagonal(self.gram, axis1=0, axis2=1), -1, 0)
 
     def dominating(self, x: Array) -> Array:
         return matvec(jnp.abs(self.gram), x) / x

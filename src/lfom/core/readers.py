@@ -11,7 +11,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from lfom.core.arrays import as_array, matmat, matvec, transpose
 from lfom.core.checks import InputError
@@ -36,7 +36,8 @@ class Reader(eqx.Module):
     """What a layer reads: a direction. Reading tokens is the only thing that a reader must do.
 
     moves_covariates: whether it rewrites covariates as well as labels (GD++). one_matrix: whether it reads
-    the gradient times a_l M, M one symmetric matrix.
+    the gradient times a_l M, M one symmetric matrix. definite: whether times one M in all layers, positive
+    definite. from_gradient: whether it reads nothing of the problem but its gradient.
     """
 
     @property
@@ -51,6 +52,27 @@ class Reader(eqx.Module):
     @property
     def one_matrix(self) -> bool:
         return False
+
+    @property
+    def definite(self) -> bool:
+        return False
+
+    @property
+    def from_gradient(self) -> bool:
+        return False
+
+    @property
+    def on_eigenvectors(self) -> "Reader | None":
+        """What it reads of a problem with one unknown, an eigenvalue of M H, where it reads the gradient
+        times a_l M with M symmetric; else None."""
+        return None
+
+    def plain(self) -> dict[str, Any]:
+        """What it reads as numbers by name, for files that are read without this library."""
+        raise InputError(
+            f"{type(self).__name__} reads something else than the gradient times a matrix, so that plain numbers do "
+            "not tell it. Use a method that reads the gradient (B = 0, one head, not normalised)."
+        )
 
     @abc.abstractmethod
     def on_tokens(self, Z: Array, problem: Any) -> Array:
@@ -78,6 +100,14 @@ class Reader(eqx.Module):
     def canonical(self, depth: int, d: int) -> "Reader":
         """The same with full matrices in every layer, where it has matrices: readers of several classes
         then share what is compiled for one."""
+        return self
+
+    def look(self, problem: Any) -> Any:
+        """What it needs of a problem and every layer would otherwise compute again."""
+        return None
+
+    def bind(self, seen: Any) -> "Reader":
+        """The same for the problem that it looked at."""
         return self
 
 
@@ -144,6 +174,24 @@ class Gradient(Reader):
     def one_matrix(self) -> bool:
         return self.B is None and self.A.one_matrix
 
+    @property
+    def definite(self) -> bool:
+        return self.B is None and self.A.definite
+
+    @property
+    def from_gradient(self) -> bool:
+        return self.B is None
+
+    @property
+    def on_eigenvectors(self) -> Reader | None:
+        A = self.A.on_eigenvectors
+        return None if self.B is not None or A is None else Gradient(A)
+
+    def plain(self) -> dict[str, Any]:
+        if self.B is not None:
+            return super().plain()
+        return {"jacobi": False, "preconditioner": {"kind": self.A.kind, **self.A.plain()}}
+
     def on_tokens(self, Z: Array, problem: Any) -> Array:
         d = Z.shape[0] - 1
         B = jnp.zeros((d, d), Z.dtype) if self.B is None else self.B.matrix(d)
@@ -202,35 +250,53 @@ class Jacobi(Reader):
     S = 1 / sqrt(diagonal of H), which differs from problem to problem."""
 
     A: Preconditioner = part("A", sets_scale=True)
+    seen: Array | None = None  # the diagonal of S, once a problem was looked at
 
     @property
     def views(self) -> tuple[str, ...]:
         return BOTH
 
+    @property
+    def definite(self) -> bool:
+        return self.A.definite
+
+    @property
+    def on_eigenvectors(self) -> Reader | None:
+        A = self.A.on_eigenvectors
+        return None if A is None else Gradient(A)
+
+    def plain(self) -> dict[str, Any]:
+        return {"jacobi": True, "preconditioner": {"kind": self.A.kind, **self.A.plain()}}
+
     def on_tokens(self, Z: Array, problem: Any) -> Array:
-        d, s = Z.shape[0] - 1, _roots(problem)
+        d, s = Z.shape[0] - 1, self._roots(problem)
         A = s[:, None] * self.A.matrix(d) * s[None]
         return attention(*_sparse(A, jnp.zeros_like(A), Z.dtype), Z) / (Z.shape[1] - 1)
 
     def on_iterates(self, state: Iterate, problem: Any) -> Direction:
-        s = _roots(problem)
+        s = self._roots(problem)
         track = Track(-s * self.A.transposed_times(s * state.gradient))
         return Direction(track, None if state.query is None else track)
 
+    def _roots(self, problem: Any) -> Array:
+        return self.look(problem) if self.seen is None else self.seen
+
     def ready(self) -> "Jacobi":
-        return Jacobi(self.A.ready())
+        return Jacobi(self.A.ready(), self.seen)
 
+    def look(self, problem: Any) -> Array:
+        """1 / sqrt(diagonal of H), and 1 where that is not positive."""
+        diagonal = problem.diagonal()
+        if diagonal is None:
+            raise InputError(
+                f"this method works in coordinates set by the diagonal of H, which {type(problem).__name__} does not "
+                "tell: pass diagonal=..., or use a method without Jacobi."
+            )
+        good = diagonal > 0
+        return jnp.where(good, 1 / jnp.sqrt(jnp.where(good, diagonal, 1)), 1)
 
-def _roots(problem: Any) -> Array:
-    """1 / sqrt(diagonal of H), and 1 where it has none."""
-    diagonal = problem.diagonal()
-    if diagonal is None:
-        raise InputError(
-            f"this method works in coordinates set by the diagonal of H, which {type(problem).__name__} does not "
-            "tell: pass diagonal=..., or use a method without Jacobi."
-        )
-    good = diagonal > 0
-    return jnp.where(good, 1 / jnp.sqrt(jnp.where(good, diagonal, 1)), 1)
+    def bind(self, seen: Array) -> "Jacobi":
+        return Jacobi(self.A, seen)
 
 
 class Heads(Reader):
@@ -245,6 +311,10 @@ class Heads(Reader):
     @property
     def moves_covariates(self) -> bool:
         return any(reader.moves_covariates for reader in self.readers)
+
+    @property
+    def from_gradient(self) -> bool:
+        return all(reader.from_gradient for reader in self.readers)
 
     def on_tokens(self, Z: Array, problem: Any) -> Array:
         total = self.readers[0].on_tokens(Z, problem)
@@ -266,6 +336,12 @@ class Heads(Reader):
 
     def ready(self) -> "Heads":
         return Heads(tuple(reader.ready() for reader in self.readers))
+
+    def look(self, problem: Any) -> tuple[Any, ...]:
+        return tuple(reader.look(problem) for reader in self.readers)
+
+    def bind(self, seen: tuple[Any, ...]) -> "Heads":
+        return Heads(tuple(reader.bind(one) for reader, one in zip(self.readers, seen, strict=True)))
 
 
 class Normalised(Reader):
@@ -302,6 +378,12 @@ class Normalised(Reader):
     def ready(self) -> "Normalised":
         return Normalised(self.reader.ready())
 
+    def look(self, problem: Any) -> Any:
+        return self.reader.look(problem)
+
+    def bind(self, seen: Any) -> "Normalised":
+        return Normalised(self.reader.bind(seen))
+
 
 def _not_zero(size: Array) -> Array:
     """An empty prompt has no scale, and needs none."""
@@ -327,3 +409,31 @@ class Multiplied(Reader):
 
     def on_iterates(self, state: Iterate, problem: Any) -> Direction:
         return self.factor * self.reader.on_iterates(state, problem)
+
+    def ready(self) -> "Multiplied":
+        return Multiplied(self.reader.ready(), self.factor)
+
+    def look(self, problem: Any) -> Any:
+        return self.reader.look(problem)
+
+    def bind(self, seen: Any) -> "Multiplied":
+        return Multiplied(self.reader.bind(seen), self.factor)
+
+
+class Either(Reader):
+    """One reader or another, as the problem decides: both read, and one is kept."""
+
+    first: Bool[Array, ""]
+    yes: Reader = part()
+    no: Reader = part()
+
+    @property
+    def views(self) -> tuple[str, ...]:
+        return common(self.yes.views, self.no.views)
+
+    def on_tokens(self, Z: Array, problem: Any) -> Array:
+        return jnp.where(self.first, self.yes.on_tokens(Z, problem), self.no.on_tokens(Z, problem))
+
+    def on_iterates(self, state: Iterate, problem: Any) -> Direction:
+        yes, no = self.yes.on_iterates(state, problem), self.no.on_iterates(state, problem)
+        return jax.tree.map(lambda a, b: jnp.where(self.first, a, b), yes, no)

@@ -24,9 +24,10 @@ Watch = Callable[[Any, Any], Any]  # (state, past) -> what is kept of a layer
 
 
 def trace(
-    algorithm: Algorithm, problem: Problem, active: Active | None, watch: Watch
+    algorithm: Algorithm, problem: Problem, active: Active | None, watch: Watch, *, loop: bool = False
 ) -> tuple[Any, Any, Any]:
-    """The first and the last state, and watch(state, past) after every layer, on a leading axis."""
+    """The first and the last state, and watch(state, past) after every layer, on a leading axis. loop: never
+    written out, for programs that run so seldom that compiling them is what takes time."""
     algorithm = algorithm.prepared(problem)
     depth = algorithm.depth
     stacked, here = by_layer(cut(algorithm, depth), depth)  # arrays may have entries for more layers
@@ -43,7 +44,8 @@ def trace(
     def begin(state: Any, room: int | None) -> Any:
         return state, here([a[0] for a in stacked]).start(state, problem, room)
 
-    if depth <= (WRITTEN_OUT_COVARIATES if algorithm.moves_covariates else WRITTEN_OUT):
+    longest = WRITTEN_OUT_COVARIATES if algorithm.moves_covariates else WRITTEN_OUT
+    if depth <= longest and not loop:
         carry, seen = begin(first, None), []
         for index in range(depth):
             carry, found = layer(carry, jax.tree.map(lambda a, i=index: a[i], numbers), index)

@@ -5,19 +5,18 @@ from numbers import Real
 from typing import Any, Self
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from lfom.core.checks import InputError
-from lfom.solving.method import Accuracy, LearnedMethod, Record, Solution
-from lfom.solving.preconditioners import Identity
+from lfom.core.memories import Conjugate
+from lfom.core.methods import Method
+from lfom.core.preconditioners import Identity
+from lfom.core.readers import Jacobi
 from lfom.solving.problems import LinearSystems
-from lfom.solving.solving import Plan
-from lfom.solving.steps import Conjugate
-from lfom.solving.structures import Structure
+from lfom.solving.records import Solution
 
 TOLERANCE = 1e-8  # of the method that is built in
 STEPS_PER_UNKNOWN = 10  # rounding makes conjugate gradients need more than one
@@ -26,8 +25,8 @@ STEPS_PER_UNKNOWN = 10  # rounding makes conjugate gradients need more than one
 class InContextRegressor(RegressorMixin, BaseEstimator):
     """Linear regression in a fixed number of learned steps: min |X w - y|^2 / 2n + ridge |w|^2 / 2.
 
-    method: what `lfom.learn` returned for regressions with as many features; None for conjugate
-    gradients preconditioned by the diagonal, which fit any X and y. ridge: scikit-learn's
+    method: what `lfom.learn` returned for regressions with as many features, or any other method; None for
+    conjugate gradients preconditioned by the diagonal, which fit any X and y. ridge: scikit-learn's
     Ridge(alpha) is ridge = alpha / n. steps, tolerance: as in `method.solve`; without a method, up to
     ten steps per feature and 1e-8. fit_intercept: centre X and y first; learn from centred problems
     then.
@@ -49,7 +48,7 @@ class InContextRegressor(RegressorMixin, BaseEstimator):
 
     def __init__(
         self,
-        method: LearnedMethod | None = None,
+        method: Method | None = None,
         *,
         ridge: float = 0.0,
         steps: int | None = None,
@@ -85,26 +84,14 @@ class InContextRegressor(RegressorMixin, BaseEstimator):
         n, d = X.shape
         A, b = X.T @ X / n + self.ridge * np.eye(d), X.T @ y / n
         with jax.enable_x64(True):  # scikit-learn computes in float64 whatever JAX's setting is
-            if self.method is not None:
-                method, budget = self.method, (self.steps, self.tolerance)
-            else:
-                method = conjugate_gradients(d)
-                tolerance = TOLERANCE if self.steps is None and self.tolerance is None else self.tolerance
-                budget = (STEPS_PER_UNKNOWN * d if self.steps is None else self.steps), tolerance
-            return method.solve(
-                LinearSystems(A[None].astype(method.dtype), b[None].astype(method.dtype)), *budget
-            )
+            method, steps, tolerance = self.method, self.steps, self.tolerance
+            if method is None:  # conjugate gradients, preconditioned by the diagonal
+                method = Method(Jacobi(Identity()), Conjugate(), d)
+                tolerance = TOLERANCE if steps is None and tolerance is None else tolerance
+                steps = STEPS_PER_UNKNOWN * d if steps is None else steps
+            dtype = method.dtype or np.float64
+            return method.solve(LinearSystems(A[None].astype(dtype), b[None].astype(dtype)), steps, tolerance)
 
     def predict(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
         return validate_data(self, X, reset=False, dtype=np.float64) @ self.coef_ + self.intercept_
-
-
-def conjugate_gradients(d: int) -> LearnedMethod:
-    """Conjugate gradients preconditioned by the diagonal, as a method; nothing is learned."""
-    plan = Plan(Conjugate(), Identity(), jnp.ones(3, np.float64), None, True)
-    record = Record(0, 0, Accuracy((), (), (), 0, "not measured"), {})
-    floor = 10 * float(np.finfo(np.float64).eps)
-    return LearnedMethod(
-        Structure("conjugate", jacobi=True), "linear systems", (d,), d, plan, None, floor, record
-    )

@@ -1,93 +1,116 @@
-"""An Optax gradient transformation: the steps of a learned method, from gradients alone."""
+"""An Optax gradient transformation: the steps of a method, from gradients alone."""
 
+import math
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
 from lfom.core.checks import InputError
-from lfom.solving.method import LearnedMethod
-from lfom.solving.preconditioners import Identity
-from lfom.solving.quadratics import HIGHEST
-from lfom.solving.steps import Bank, Conjugate, Register, lower
+from lfom.core.methods import Algorithm
+from lfom.core.parameters import by_layer
+from lfom.core.problems import Objective
+from lfom.core.states import Iterate, Track
 
 
 class LearnedState(NamedTuple):
-    """done: steps since the last restart. past: the preconditioned gradients z_0, ..., z_{k-1} of a
-    bank, (k, *shape), or the register, (1, *shape)."""
+    """done: steps since the last restart. past: what the method's memory remembers of them."""
 
     done: Array
-    past: Array
+    past: Any
 
 
-def learned_transformation(method: LearnedMethod) -> optax.GradientTransformation:
-    """The learned steps w_{l+1} = w_l + sum over j <= l of gamma[l, j] z_j with z_j = -M gradient_j.
+def learned_transformation(method: Algorithm) -> optax.GradientTransformation:
+    """The steps of a method with fixed coefficients, w_{l+1} = w_l + sum over j <= l of gamma[l, j] z_j with
+    z_j = -M gradient_j; whether it was learned, trained or built.
 
     Parameters may be any tree with as many numbers as the method has unknowns, taken in the order of
-    `jax.flatten_util.ravel_pytree`; shared scalar coefficients take any number. After the last learned
+    `jax.flatten_util.ravel_pytree`; a method without matrices takes any number. After the last
     step the past is forgotten and the steps start again from where they are: on quadratics the error
     after m rounds is p(M A)^m e_0, so what the certificate promises of one round holds of each.
 
     A transformation sees gradients only. It cannot check, rescale or fall back as `method.solve` does.
     An example stands in docs/frontends.md.
     """
-    coefficients, shared = _runnable(method)
-    steps = method.steps
-    slots = 1 if isinstance(coefficients, Register) else steps
+    _check(method)
+    steps, bare = method.depth, method.as_algorithm()
 
     def init(params: optax.Params) -> LearnedState:
         vector, _ = _vector(method, params)
-        return LearnedState(jnp.zeros((), jnp.int32), jnp.zeros((slots, *vector.shape), vector.dtype))
+        return LearnedState(jnp.zeros((), jnp.int32), _empty(bare, vector))
 
     def update(
         gradients: optax.Updates, state: LearnedState, params: optax.Params | None = None
     ) -> tuple[optax.Updates, LearnedState]:
         del params
-        vector, unravel = _vector(method, gradients)
+        gradient, unravel = _vector(method, gradients)
         done, past = state
-        numbers, matrix = jax.tree.map(lambda leaf: leaf.astype(vector.dtype), (coefficients, shared))
-        z = matrix(-vector[None])[0]
-        if isinstance(numbers, Register):
-            past = (z + jnp.where(done > 0, numbers.gamma[done] * past[0], 0))[None]
-            step = numbers.alpha[done] * past[0]
-        else:
-            past = jax.lax.dynamic_update_index_in_dim(past, z, done, 0)
-            row = lower(numbers.gamma)[done]
-            step = jnp.sum(row * past, 0) if row.ndim > 1 else jnp.tensordot(row, past, 1, precision=HIGHEST)
-        return unravel(step.ravel()), LearnedState((done + 1) % steps, past)
+        stacked, here = by_layer(_as(bare, gradient.dtype), steps)
+        past = jax.tree.map(
+            lambda kept, empty: jnp.where(done > 0, kept, empty), past, _empty(bare, gradient)
+        )
+        layer = here([jax.lax.dynamic_index_in_dim(a, done, 0, False) for a in stacked])
+        step, past = layer.ready().step(_state(gradient), past, _nowhere(gradient), done)
+        return unravel(step.context.w.ravel()), LearnedState((done + 1) % steps, past)
 
     return optax.GradientTransformation(init, update)
 
 
-def _runnable(method: LearnedMethod) -> tuple[Register | Bank, Any]:
-    """The coefficients and the preconditioner, where gradients are enough to run them."""
-    name, coefficients = method.structure.name, method.plan.coefficients
-    if isinstance(coefficients, Conjugate):
+def _state(gradient: Array) -> Iterate:
+    return Iterate(Track(jnp.zeros_like(gradient)), gradient)
+
+
+def _nowhere(gradient: Array) -> Objective:
+    """A problem of which nothing is known but the gradients that somebody hands over."""
+    return Objective(jnp.sum, jnp.zeros_like(gradient))
+
+
+def _as(method: Any, dtype: Any) -> Any:
+    return jax.tree.map(lambda leaf: leaf.astype(dtype), method)
+
+
+def _empty(method: Any, gradient: Array) -> Any:
+    stacked, here = by_layer(_as(method, gradient.dtype), method.depth)
+    first = here([a[0] for a in stacked])
+    return first.start(_state(gradient), _nowhere(gradient), method.depth)
+
+
+def _check(method: Algorithm) -> None:
+    """Gradients must be enough to run it."""
+    reader, _ = method.parts()
+    name = "" if method.structure is None else f" ({method.structure.name})"
+    if method.is_conjugate:
         raise InputError(
-            f"this method is {name}: it computes its coefficients from A, and an Optax transformation sees "
+            f"this method{name} computes its coefficients from A, and an Optax transformation sees "
             'gradients only. Learn one with structure="preconditioned:full", for example.'
         )
-    if method.structure.jacobi:
+    if not reader.from_gradient:
         raise InputError(
-            f"this method is {name}: it works in coordinates set by the diagonal of A, and an Optax "
+            f"this method{name} reads more of a problem than its gradient, such as the diagonal of A, and an Optax "
             "transformation sees gradients only. Learn one without, such as preconditioned:full."
         )
-    return coefficients, method.plan.shared
+    if method.splits:
+        raise InputError(
+            "this method reads its answer elsewhere than its gradients, as Nesterov's does, and an Optax "
+            "transformation moves one set of parameters. Use lfom.momentum, or learn a method."
+        )
+    if "iterates" not in method.views:
+        raise InputError("this method acts on tokens, and an Optax transformation sees gradients only.")
 
 
-def _vector(method: LearnedMethod, tree: Any) -> tuple[Array, Any]:
+def _vector(method: Algorithm, tree: Any) -> tuple[Array, Any]:
     """The tree's numbers in the shape of the method's unknowns, and the way back."""
     flat, unravel = ravel_pytree(tree)
-    if flat.size == int(np.prod(method.shape)):
-        return flat.reshape(method.shape), unravel
-    scalar = isinstance(method.plan.shared, Identity) and method.structure.family != "diagonal"
-    if scalar:
+    _, memory = method.parts()
+    shape = method.shape
+    if shape is not None and flat.size == math.prod(shape):
+        return flat.reshape(shape), unravel
+    if jax.tree.leaves(method.parts()[0]) == [] and memory.has_numbers:
         return flat, unravel
     raise InputError(
-        f"this method was learned for unknowns of shape {method.shape}, and these parameters are "
+        f"this method was learned for unknowns of shape {shape}, and these parameters are "
         f"{flat.size} numbers. Learn one of this size, or one with scalar coefficients, which fit any."
     )

@@ -1,18 +1,18 @@
 """Weights that make a Memformer run a given method exactly: the paper's theorems as functions."""
 
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 from jaxtyping import Float
 
 from lfom.core import checks
-from lfom.core.arrays import as_array
 from lfom.core.checks import InputError
 from lfom.core.coefficients import Scalar
-from lfom.core.memories import Bank, Conjugate, Forget, Register
+from lfom.core.memories import Bank, Conjugate, Forget, Register, scalar_bank
 from lfom.core.methods import Method, Mixture
-from lfom.core.preconditioners import Full, Identity
+from lfom.core.preconditioners import Full, Identity, One
+from lfom.core.problems import Tokens
 from lfom.core.readers import Gradient
+from lfom.core.unroll import trace
 from lfom.methods.classical import lfom
 from lfom.prompts.prompt import Prompt, checked
 
@@ -27,30 +27,14 @@ def conjugate_gradient_memformer(prompt: Prompt, depth: int, stop: float = 0.0) 
     """Theorem 1 (label Proposition 1): the CGD-like Memformer that runs conjugate gradients on
     *this* prompt. Its alpha_l and gamma_l are the prompt's own; other prompts need others.
 
-    They come from the two sums over context labels of NOTES 2.6, so the construction reads
-    nothing but tokens.
+    They are read off the conjugate register, run on the prompt's tokens: two sums over context labels
+    (NOTES 2.6), so the construction reads nothing but tokens.
     """
     if prompt.batched:
         raise InputError("prompt is a batch: Theorem 1 holds per prompt. Pass one, or vmap over them.")
-    prompt, depth = checked(prompt), checks.count("depth", depth)
-    alpha, gamma = np.zeros(depth), np.zeros(depth)
-    X, n = np.asarray(prompt.X), prompt.X.shape[0]
-    labels = np.asarray(prompt.y).copy()  # y - x.w of each context token
-    register, last, first = np.zeros(n), 0.0, None
-    for layer in range(depth):
-        read = -X @ (X.T @ labels) / n  # what attention with A = I writes into the label row
-        slope = -labels @ read / n
-        first = slope if first is None else first
-        if not slope > stop**2 * first:
-            break
-        gamma[layer] = slope / last if layer else 0.0
-        register = read + gamma[layer] * register
-        curvature = register @ register / n
-        if not curvature > 0:
-            break
-        alpha[layer] = slope / curvature
-        labels, last = labels + alpha[layer] * register, slope
-    return Method(Gradient(Identity()), Register(as_array(alpha), as_array(gamma)), depth)
+    method, tokens = conjugate_memformer(depth, stop), Tokens.of(checked(prompt))
+    _, _, (alpha, gamma) = trace(method, tokens, None, lambda state, past: (past.alpha, past.gamma))
+    return Method(Gradient(Identity()), Register(alpha, gamma), method.depth)
 
 
 def conjugate_memformer(depth: int, stop: float = 0.0) -> Method:
@@ -81,6 +65,44 @@ def diagonal_lfom(coefficients: Float[Array, "depth depth d"]) -> Mixture:
         bank = lfom(gamma[..., h]).memory
         heads.append(Method(Gradient(Full(jnp.broadcast_to(unit, (depth, d, d)))), bank, depth))
     return Mixture(tuple(heads), jnp.ones(d, gamma.dtype))
+
+
+def memformer_of(method: Method) -> Method | Mixture:
+    """The Transformer that answers a prompt as a learned method does on the same regression: attention with
+    its matrix and its memory; for diagonal coefficients one head per coordinate, as `diagonal_lfom` has.
+
+    method: what lfom.learn returned for unknowns in a row, from regressions or matrices.
+    """
+    (reader, memory), shape, facts = method.parts(), method.shape, method.facts
+    if facts is None or shape is None:
+        raise InputError(
+            "this method was not learned, so it is a reader and a memory of prompts already: run it with "
+            'view="tokens".'
+        )
+    if not facts.kind.quadratic:
+        raise InputError(
+            f"this method was learned from {facts.kind}, and attention reads the gradient of a regression. Learn one "
+            "from lfom.LeastSquaresProblems."
+        )
+    if not reader.from_gradient:
+        raise InputError(
+            f"this method is {facts.structure.name}: its coordinates are set by the diagonal of each problem, so they "
+            "differ from problem to problem, and the weights of a Transformer do not. Learn one without Jacobi."
+        )
+    if len(shape) != 1:
+        raise InputError(
+            f"this method is for unknowns of shape {shape}, and a token holds d numbers in a row. Learn one from "
+            "regressions."
+        )
+    (d,), depth, read = shape, method.layers, reader.A  # type: ignore[attr-defined]
+    M = read.matrix(d)
+    if "tokens" in memory.views:
+        return Method(Gradient(One(M)), memory, depth)
+    heads = []
+    for h, gamma in enumerate(jnp.moveaxis(jnp.asarray(memory.table(depth)[0]), -1, 0)):
+        row = jnp.zeros_like(M).at[:, h].set(M[:, h])  # its transpose reads entry h of M grad R
+        heads.append(Method(Gradient(Full(jnp.broadcast_to(row, (depth, d, d)))), scalar_bank(gamma), depth))
+    return Mixture(tuple(heads), jnp.ones(d, M.dtype))
 
 
 def gate_to(heads: tuple[Method, ...], chosen: int) -> Mixture:

@@ -9,7 +9,7 @@ from string import Template
 from typing import Any
 
 from lfom.core.checks import InputError
-from lfom.report.files import write_whole
+from lfom.core.files import write_whole
 from lfom.report.plots import plot_experiment
 from lfom.report.results import VERDICTS, Result, is_finished, read_experiment
 from lfom.report.series import Panel, Point, Series, error_note, panels

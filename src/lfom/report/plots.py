@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from lfom.report.files import write_whole
+from lfom.core.files import write_whole
 from lfom.report.results import Result, read_experiment
 from lfom.report.series import Panel, Series, error_note, panels
 from lfom.report.style import MARKS, colour, position

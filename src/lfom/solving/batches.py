@@ -10,20 +10,19 @@ import equinox as eqx
 import jax
 from jax import Array
 
-from lfom.solving.losses import solve_losses
-from lfom.solving.problems import ConvexLosses, Problems
-from lfom.solving.solving import Plan, Raw, solve_quadratics
+from lfom.solving.problems import Problems
+from lfom.solving.program import Program, Raw
 
 SMALL = 4_000_000  # bytes: a batch up to this size stays whole
 PIECE = 500_000  # bytes: a piece of a larger batch
 
 
 @eqx.filter_jit
-def solve_batch(plan: Plan, problems: Problems, learned: int, steps: int, tolerance: Array | None) -> Raw:
+def solve_batch(program: Program, problems: Problems, own: int, steps: int, tolerance: Array | None) -> Raw:
+    program = program.ready()  # once, not in every piece
+
     def solve(some: Any) -> Raw:
-        if isinstance(some, ConvexLosses):
-            return solve_losses(plan, some, learned, steps, tolerance)
-        return solve_quadratics(plan, some.quadratics(), learned, steps, tolerance)
+        return some.solved(program, own, steps, tolerance)
 
     count, size = len(problems), piece(problems)
     if size == count:

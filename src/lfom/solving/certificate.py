@@ -2,80 +2,147 @@
 
 After l steps the error is p_l(M A) e_0 for a polynomial p_l with p_l(0) = 1, whatever the problem. M A
 is similar to a symmetric matrix whose eigenvectors are orthogonal in the energy norm, so that norm of
-the error shrinks by at least max |p_l| over the eigenvalues of M A.
+the error shrinks by at least max |p_l| over the eigenvalues of M A. The polynomials are found by running
+the method itself on problems with one unknown, t w^2 / 2 - t w: it starts with an error of 1.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import equinox as eqx
+import jax
 import numpy as np
+from jax import Array
 from numpy.polynomial import Chebyshev
+
+from lfom.core.arrays import as_array
+from lfom.core.checks import InputError
+from lfom.core.methods import Algorithm
+from lfom.core.problems import Quadratic
+from lfom.core.unroll import unroll
+
+INSIDE = 2_000  # points at which an interval is checked
+BLOCK = 4_096  # points that are computed at a time
+LOWEST, HIGHEST = 1e-3, 1e6  # where the end of an interval is looked for, in first step sizes
 
 
 @dataclass(frozen=True)
 class Certificate:
     """reach: after l = 1, 2, ... steps every eigenvalue of M A between 0 and reach[l-1] contracts.
     seen: the extreme eigenvalues of M A over the learning problems; exact, or estimated from inside by
-    Lanczos. contraction: the largest |p_k| between them."""
+    Lanczos. contraction: the largest |p_k| between them. Both None for a method that was not learned."""
 
     reach: tuple[float, ...]
-    seen: tuple[float, float]
-    exact: bool
-    contraction: float
+    seen: tuple[float, float] | None = None
+    exact: bool = False
+    contraction: float | None = None
 
 
-def residual_polynomials(alpha: Sequence[float], gamma: Sequence[float], t: np.ndarray) -> np.ndarray:
-    """p_0, ..., p_k at the points t, by the register's own recurrence; (k+1, points)."""
-    p, register = np.ones_like(t), np.zeros_like(t)
-    rows = [p]
-    for a, g in zip(alpha, gamma, strict=True):
-        register = p + g * register
-        p = p - a * t * register
-        rows.append(p)
-    return np.stack(rows)
+def certificate_of(method: Algorithm) -> Certificate | None:
+    """What was found while learning, or is found now; None where no polynomial speaks for the method."""
+    if method.facts is not None:
+        return method.facts.certificate
+    return None if method.on_eigenvectors is None else certify(method)
 
 
-def certify(
-    alpha: Sequence[float], gamma: Sequence[float], seen: tuple[float, float], exact: bool
-) -> Certificate:
-    steps = len(alpha)
-    reach = tuple(_reach(alpha[:n], gamma[:n], seen[1]) for n in range(1, steps + 1))
-    return Certificate(reach, seen, exact, _largest(alpha, gamma, *seen))
+def promise_of(method: Algorithm) -> str:
+    """What is known of every problem before it is solved, in words."""
+    if method.facts is not None and not method.facts.kind.quadratic:
+        return "none before the solve: the loss is checked afterwards and is never above the start's"
+    certificate = certificate_of(method)
+    if certificate is not None:
+        text = (
+            "the energy norm of the error shrinks wherever the eigenvalues of M A lie in "
+            f"(0, {certificate.reach[-1]:.4g})"
+        )
+        if certificate.contraction is None:
+            return text
+        if certificate.contraction < 1:
+            return f"{text}; to {certificate.contraction:.3g} or less on those seen in learning"
+        return f"{text}; some seen in learning lie outside"
+    if method.is_conjugate:
+        return "the energy norm of the error falls with every step (conjugate gradients)"
+    return "none before the solve: the answer is checked afterwards and is never worse than the start"
 
 
-def _largest(alpha: Sequence[float], gamma: Sequence[float], low: float, high: float) -> float:
-    """max |p| on [low, high]: at an end, or where p' is zero; a grid stands in for lost roots. Rounded up."""
-    points = np.linspace(low, high, 4001)
-    if high > low:
-        roots = _interpolated(alpha, gamma, low, high).deriv().roots().real
-        points = np.concatenate([points, np.clip(roots, low, high)])
-    return float(np.abs(residual_polynomials(alpha, gamma, points)[-1]).max()) * (1 + 1e-9)
+def residual_polynomials(method: Algorithm, t: np.ndarray) -> np.ndarray:
+    """p_0, ..., p_k at the points t, in float64; (k+1, points). In blocks of one size: one program."""
+    single = method.as_algorithm().on_eigenvectors
+    if single is None:
+        raise InputError("this method is no polynomial in M A with one symmetric M and fixed numbers.")
+    blocks = np.pad(np.asarray(t, np.float64), (0, -len(t) % BLOCK)).reshape(-1, BLOCK)
+    with jax.enable_x64(True):
+        double: Any = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), single)
+        found = [np.asarray(_polynomials(double, as_array(block))) for block in blocks]
+    return np.concatenate(found, axis=1)[:, : len(t)]
 
 
-def _interpolated(alpha: Sequence[float], gamma: Sequence[float], low: float, high: float) -> Chebyshev:
-    """p in the Chebyshev basis: exact, since it is a polynomial of that degree."""
-    return Chebyshev.interpolate(
-        lambda t: residual_polynomials(alpha, gamma, np.asarray(t, float))[-1], len(alpha), domain=[low, high]
-    )
+@eqx.filter_jit
+def _polynomials(method: Algorithm, t: Array) -> Array:
+    return 1 - unroll(method, Quadratic(t[None, None], t[None]))[:, 0]
 
 
-def _reach(alpha: Sequence[float], gamma: Sequence[float], typical: float) -> float:
+def certify(method: Algorithm, seen: tuple[float, float] | None = None, exact: bool = False) -> Certificate:
+    """Every p_l is interpolated at Chebyshev's points between 0 and where it is known to have left [-1, 1]:
+    exact, since it is a polynomial of degree l, and well conditioned, since it is small there."""
+    steps = method.depth
+    ends = _exits(method)
+    nodes = (_nodes(steps + 1) + 1) / 2
+    rows = residual_polynomials(method, np.outer(ends, nodes).ravel()).reshape(steps + 1, steps, steps + 1)
+    fits = [_interpolated(rows[n + 1, n], n + 1, 0.0, ends[n]) for n in range(steps)]
+    found = np.array([_crossing(p, end) for p, end in zip(fits, ends, strict=True)])
+    # Rounding of the roots must not make the promise too large: back off until it holds.
+    grid = np.linspace(0, 1, INSIDE + 1)[1:]
+    values = residual_polynomials(method, np.outer(found, grid).ravel()).reshape(steps + 1, steps, INSIDE)
+    reach = []
+    for n in range(steps):
+        broken = np.flatnonzero(~(np.abs(values[n + 1, n]) <= 1))
+        good = int(broken[0]) if len(broken) else INSIDE
+        reach.append(float(found[n] * grid[good - 1]) if good else 0.0)
+    if seen is None:
+        return Certificate(tuple(reach))
+    return Certificate(tuple(reach), seen, exact, _largest(method, *seen))
+
+
+def _exits(method: Algorithm) -> np.ndarray:
+    """For every p_l, l >= 1, a t beyond which it leaves [-1, 1]: the first such point of a grid around one
+    over the first step size."""
+    fall = abs(1 - float(residual_polynomials(method, np.ones(1))[1, 0]))  # p_1 is linear
+    t = np.geomspace(LOWEST, HIGHEST, 2 * INSIDE) / (fall or 1.0)
+    outside = ~(np.abs(residual_polynomials(method, t)[1:]) <= 1)
+    outside[:, -1] = True
+    return t[np.argmax(outside, axis=1)]
+
+
+def _nodes(count: int) -> np.ndarray:
+    """Chebyshev's points in [-1, 1]."""
+    return np.polynomial.chebyshev.chebpts1(count)
+
+
+def _interpolated(values: np.ndarray, degree: int, low: float, high: float) -> Chebyshev:
+    """The polynomial of this degree through values at more of Chebyshev's points."""
+    basis = np.polynomial.chebyshev.chebvander(_nodes(len(values)), degree)
+    coefficients = basis.T @ values * 2 / len(values)
+    coefficients[0] /= 2
+    return Chebyshev(coefficients, domain=[low, high])
+
+
+def _crossing(p: Chebyshev, top: float) -> float:
     """The first t > 0 with |p(t)| = 1, from the roots of p - 1 and p + 1; 0 if p does not fall at 0."""
-    top = 2 * typical
-
-    def last(t: np.ndarray) -> np.ndarray:
-        return residual_polynomials(alpha, gamma, np.asarray(t, float))[-1]
-
-    p = _interpolated(alpha, gamma, 0, top)
     if p.deriv()(0.0) >= 0:
         return 0.0
     roots = np.concatenate([(p - 1).roots(), (p + 1).roots()])
     real = roots[np.abs(roots.imag) < 1e-6 * top].real
     crossings = real[real > 1e-9 * top]
-    if not len(crossings):
-        return 0.0
-    # Rounding of the roots must not make the promise too large: back off until it holds.
-    found = float(crossings.min()) * (1 - 1e-7)
-    inside = np.linspace(0, found, 2001)[1:]
-    broken = np.flatnonzero(np.abs(last(inside)) > 1)
-    return found if not len(broken) else float(inside[max(broken[0] - 1, 0)]) * bool(broken[0])
+    return float(crossings.min()) * (1 - 1e-7) if len(crossings) else 0.0
+
+
+def _largest(method: Algorithm, low: float, high: float) -> float:
+    """max |p| on [low, high]: at an end, or where p' is zero; a grid stands in for lost roots. Rounded up."""
+    points = np.linspace(low, high, 2 * INSIDE + 1)
+    steps = method.depth
+    if high > low:
+        values = residual_polynomials(method, low + (_nodes(steps + 1) + 1) * (high - low) / 2)[-1]
+        roots = _interpolated(values, steps, low, high).deriv().roots().real
+        points = np.concatenate([points, np.clip(roots, low, high)])
+    return float(np.abs(residual_polynomials(method, points)[-1]).max()) * (1 + 1e-9)

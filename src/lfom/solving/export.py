@@ -1,4 +1,4 @@
-"""A learned method without a framework: a dictionary of plain numbers, ready for json.dumps.
+"""A method without a framework: a dictionary of plain numbers, ready for json.dumps.
 
 How to run it, with z_j = s M (s r_j), r_j = b - A w_j (or minus the gradient) and w_0 = 0:
 
@@ -7,61 +7,51 @@ How to run it, with z_j = s M (s r_j), r_j = b - A w_j (or minus the gradient) a
 
 s = 1 / sqrt(diagonal of A) where "jacobi" is true, else 1. M by "preconditioner": identity; diagonal
 (d numbers); low-rank (S (I + V V^T) S with S = diag(sqrt(diagonal))); transform (T^T diag(modes) T);
-full (matrix).
+full (matrix); layers (matrices: matrices[j] makes z_j). Where there is an "answer", another table, the
+answer is not where the gradients are read (Nesterov): it moves by answer[l][j] z_j.
 """
 
 from typing import Any
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 
-from lfom.solving.method import LearnedMethod
-from lfom.solving.preconditioners import Diagonal, Full, LowRank, Shared, Transformed
-from lfom.solving.steps import Bank, Register, as_bank
+from lfom.core.memories import Memory
+from lfom.core.methods import Algorithm
+from lfom.core.readers import Reader
 
 
-def exported(method: LearnedMethod) -> dict[str, Any]:
+def exported(method: Algorithm) -> dict[str, Any]:
     """The contents of the JSON export."""
-    coefficients = method.plan.coefficients
+    reader, memory = method.parts()
+    reads = reader.plain()
     content: dict[str, Any] = {
         "format": "lfom method, coefficients",
         "version": 1,
         "kind": method.kind,
-        "shape": list(method.shape),
+        "shape": None if method.shape is None else list(method.shape),
         "steps": method.steps,
-        "structure": method.structure.name,
-        "dtype": str(method.dtype),
-        "jacobi": method.structure.jacobi,
-        "run": "bank",
-        "preconditioner": _matrix(method.plan.shared),
+        "structure": None if method.structure is None else method.structure.name,
+        "dtype": None if method.dtype is None else str(method.dtype),
+        "jacobi": reads["jacobi"],
+        "run": "conjugate" if method.is_conjugate else "bank",
+        "preconditioner": jax.tree.map(_plain, reads["preconditioner"]),
         "promise": method.promise,
     }
-    if isinstance(coefficients, Register):
-        content["register"] = {"alpha": _plain(coefficients.alpha), "gamma": _plain(coefficients.gamma)}
-        content["bank"] = _plain(as_bank(coefficients).gamma)
-    elif isinstance(coefficients, Bank):
-        mask = np.tril(np.ones((method.steps, method.steps)))
-        table = np.asarray(coefficients.gamma, float)
-        content["bank"] = (table * mask.reshape(mask.shape + (1,) * (table.ndim - 2))).tolist()
-    else:
-        content["run"] = "conjugate"
+    if not method.is_conjugate:
+        content |= _tables(reader, memory, method.depth)
     if method.certificate is not None:
         content["interval"] = [0.0, method.certificate.reach[-1]]
     return content
 
 
-def _matrix(shared: Shared) -> dict[str, Any]:
-    content: dict[str, Any] = {"kind": shared.kind}
-    if isinstance(shared, Diagonal):
-        content["diagonal"] = _plain(jnp.exp(shared.logs))
-    elif isinstance(shared, LowRank):
-        content |= {"diagonal": _plain(jnp.exp(shared.logs)), "V": _plain(shared.V)}
-    elif isinstance(shared, Transformed):
-        content |= {"transform": shared.transform, "modes": _plain(jnp.exp(shared.logs))}
-    elif isinstance(shared, Full):
-        content["matrix"] = _plain(shared.matrix)
-    return content
+def _tables(reader: Reader, memory: Memory, depth: int) -> dict[str, Any]:
+    """What every step adds of every direction, the step sizes of the reader in it."""
+    single: Any = reader.on_eigenvectors
+    sizes = np.ones(depth) if single is None else single.A.all_layers(depth, 1)[:, 0, 0]
+    tables = dict(zip(("bank", "answer") if memory.splits else ("bank",), memory.table(depth), strict=False))
+    return {name: _plain(t * sizes.reshape(-1, *(1,) * (t.ndim - 2))) for name, t in tables.items()}
 
 
-def _plain(values: Any) -> Any:
-    return np.asarray(values, float).tolist()
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, str) else np.asarray(value, float).tolist()  # its name, or its numbers

@@ -4,6 +4,7 @@ The fitted number is the mean over problems of log |w_k - w*|_A / |w*|_A, the lo
 mean of the relative errors after the last step. Every problem counts alike, whatever its size.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -11,142 +12,147 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import Array
+from jaxtyping import Float
 
-from lfom.solving.preconditioners import Diagonal, Full, Identity, Scaled, Shared
-from lfom.solving.quadratics import Quadratics, dots
-from lfom.solving.steps import (
-    Bank,
-    Coefficients,
-    Conjugate,
-    Guard,
-    Register,
-    as_bank,
-    best_register,
-    conjugate_steps,
-    learned_steps,
-)
-from lfom.solving.structures import Structure
+from lfom.core.coefficients import CoordinateWise
+from lfom.core.memories import Bank, Conjugate, Memory, Register
+from lfom.core.methods import Method
+from lfom.core.parameters import leaves, replaced
+from lfom.core.preconditioners import Definite, Identity
+from lfom.core.problems import IterateProblem
+from lfom.core.readers import Gradient, Jacobi, Reader
+from lfom.core.unroll import trace
+from lfom.solving.joint import Guard, best_register
+
+Errors = Float[Array, "steps problems"]
 
 
-class Family(eqx.Module):
+class Sample(eqx.Module):
     """Problems to learn from. w: their solutions. weights: 0 leaves a problem out."""
 
-    quadratics: Quadratics
-    w: Array
-    weights: Array
+    problems: IterateProblem
+    w: Float[Array, "problems *shape"]
+    weights: Float[Array, " problems"]
 
-    def energies(self) -> Array:
+    def energies(self) -> Float[Array, " problems"]:
         """|w*|_A^2, the squared error of the start."""
         tiny = jnp.finfo(self.w.dtype).tiny
-        return jnp.maximum(dots(self.quadratics.b, self.w), tiny)
-
-    def scale(self, jacobi: bool) -> Array:
-        diagonal = self.quadratics.diagonal() if jacobi else None
-        return jnp.ones_like(self.w) if diagonal is None else 1 / jnp.sqrt(diagonal)
+        b_times_w = jax.vmap(lambda one, w: -jnp.sum(one.initial()[1] * w))(self.problems, self.w)
+        return jnp.maximum(b_times_w, tiny)
 
 
-def squared_errors(family: Family, coefficients: Coefficients, precondition: Scaled, steps: int) -> Array:
-    """(steps, problems): squared energy norms of the errors, relative to the start."""
-    energies, quadratics = family.energies(), family.quadratics
-
-    def watch(w: Array, r: Array) -> Array:  # r = A (w* - w)
-        return dots(family.w - w, r) / energies
-
-    if isinstance(coefficients, Conjugate):
-        seen = conjugate_steps(quadratics, precondition, steps, watch)[1]
-    else:
-        residual = lambda w: quadratics.b - quadratics.times(w)  # noqa: E731
-        seen = learned_steps(coefficients, residual, precondition, quadratics.b, watch)[3]
-    return jnp.abs(seen)
+def reader_of(matrix: Definite, jacobi: bool) -> Reader:
+    return Jacobi(matrix) if jacobi else Gradient(matrix)
 
 
-def mean_log(family: Family, squares: Array) -> Array:
+def squared_errors(sample: Sample, method: Method) -> Errors:
+    """Squared energy norms of the errors after every step, relative to the start."""
+
+    def one(problem: IterateProblem, w: Array, energy: Array) -> Array:
+        def watch(state: Any, past: Any) -> Array:  # -gradient = A (w* - w)
+            return jnp.sum((state.w - w) * state.gradient) / energy
+
+        return trace(method, problem, None, watch, loop=True)[2]
+
+    return jnp.abs(jax.vmap(one, out_axes=1)(sample.problems, sample.w, sample.energies()))
+
+
+def mean_log(sample: Sample, squares: Array) -> Array:
     floor = (10 * jnp.finfo(squares.dtype).eps) ** 2
-    return jnp.sum(family.weights * 0.5 * jnp.log(squares + floor)) / jnp.sum(family.weights)
+    return jnp.sum(sample.weights * 0.5 * jnp.log(squares + floor)) / jnp.sum(sample.weights)
 
 
-def balanced_register(
-    family: Family, precondition: Scaled, steps: int, guard: Guard | None = None
-) -> Register:
+def balanced_register(sample: Sample, reader: Reader, steps: int, guard: Guard | None = None) -> Register:
     """Shared scalar coefficients for the geometric mean of the errors: least squares, reweighted by
     the errors that it leaves, so that the hardest problems do not decide alone."""
-    weights = family.weights / (family.energies() * jnp.sum(family.weights))
-    register = best_register(family.quadratics, precondition, weights, steps)
-    squares = jax.lax.stop_gradient(squared_errors(family, register, precondition, steps)[-1])
-    typical = jnp.exp(2 * mean_log(family, squares))
+    weights = sample.weights / (sample.energies() * jnp.sum(sample.weights))
+    register = best_register(reader, sample.problems, weights, steps)
+    squares = jax.lax.stop_gradient(squared_errors(sample, Method(reader, register, steps))[-1])
+    typical = jnp.exp(2 * mean_log(sample, squares))
     bounded = weights * typical / (squares + typical)
-    return best_register(family.quadratics, precondition, bounded, steps, guard)
+    return best_register(reader, sample.problems, bounded, steps, guard)
 
 
 @eqx.filter_jit
-def fit_register(family: Family, precondition: Scaled, steps: int, guard: Guard | None = None) -> Register:
-    return balanced_register(family, precondition, steps, guard)
+def fit_register(sample: Sample, reader: Reader, steps: int, guard: Guard | None = None) -> Register:
+    return balanced_register(sample, reader, steps, guard)
 
 
-def coefficients_for(structure: Structure, family: Family, precondition: Scaled, steps: int) -> Any:
-    if structure.family == "conjugate":
-        return Conjugate()
-    return balanced_register(family, precondition, steps)
+def closed_form(conjugate: bool, sample: Sample, reader: Reader, steps: int) -> Memory:
+    """The memory that goes with a reader."""
+    return Conjugate() if conjugate else balanced_register(sample, reader, steps)
 
 
 @eqx.filter_jit
-def errors(coefficients: Coefficients, precondition: Scaled, family: Family, steps: int) -> Array:
-    """(steps + 1, problems): relative errors in the energy norm; 1 at the start."""
-    squares = squared_errors(family, coefficients, precondition, steps)
+def errors(method: Method, sample: Sample) -> Errors:
+    """After 0, 1, ... steps: relative errors in the energy norm; 1 at the start."""
+    squares = squared_errors(sample, method)
     return jnp.concatenate([jnp.ones((1, squares.shape[1]), squares.dtype), jnp.sqrt(squares)])
 
 
 @eqx.filter_jit
 def start_errors(
-    learning: Family, held_out: Family, shared: Shared, scales: tuple[Array, Array], steps: int
-) -> tuple[Register, Array, Array]:
+    learning: Sample, held_out: Sample, reader: Reader, steps: int
+) -> tuple[tuple[Register, Errors], tuple[Conjugate, Errors]]:
     """The register that goes with a first preconditioner, and held-out errors of that register and of
     conjugate gradients with it: one compiled program for two structures."""
-    register = balanced_register(learning, Scaled(shared, scales[0]), steps)
-    outside = Scaled(shared, scales[1])
-    return register, errors(register, outside, held_out, steps), errors(Conjugate(), outside, held_out, steps)
+    both = balanced_register(learning, reader, steps), Conjugate()
+    register, conjugate = ((memory, errors(Method(reader, memory, steps), held_out)) for memory in both)
+    return register, conjugate  # type: ignore[return-value]
 
 
 @eqx.filter_jit
 def refine(
-    structure: Structure, family: Family, shared: Shared, scale: Array, steps: int, iterations: int
-) -> tuple[Any, Shared]:
+    conjugate: bool, sample: Sample, reader: Any, steps: int, iterations: int
+) -> tuple[Memory, Reader]:
     """Adam on the preconditioner; shared coefficients follow it in closed form."""
-    trained, fixed = eqx.partition(shared, _trained(shared))
+    trained, put = trainable(reader)
 
-    def loss(trained: Any) -> Array:
-        now = eqx.combine(trained, fixed)
-        precondition = Scaled(now, scale)
-        coefficients = coefficients_for(structure, family, precondition, steps)
-        return mean_log(family, squared_errors(family, coefficients, precondition, steps)[-1])
+    def loss(trained: list[Array]) -> Array:
+        now = put(trained).ready()
+        memory = closed_form(conjugate, sample, now, steps)
+        return mean_log(sample, squared_errors(sample, Method(now, memory, steps))[-1])
 
-    rate = 0.01 if isinstance(shared, Full) else 0.05
-    best = _descend(loss, trained, rate, iterations)
-    shared = _settled(eqx.combine(best, fixed))
-    return coefficients_for(structure, family, Scaled(shared, scale), steps), shared
+    best = settled(put(descend(loss, trained, reader.A.rate, iterations)))
+    return closed_form(conjugate, sample, best, steps), best
 
 
 @eqx.filter_jit
-def refine_diagonal(family: Family, matrix: Diagonal, scale: Array, steps: int, iterations: int) -> Bank:
+def refine_diagonal(sample: Sample, reader: Any, steps: int, iterations: int) -> tuple[Memory, Reader]:
     """Diagonal coefficients Lambda_i^k: from a diagonal preconditioner with shared numbers, relative
     changes of every entry."""
-    table = as_bank(balanced_register(family, Scaled(matrix, scale), steps)).gamma
-    shape = family.w.shape[1:]
-    own = jnp.abs(jnp.diagonal(table))
-    base = table.reshape(*table.shape, *(1,) * len(shape)) * jnp.exp(matrix.logs)
-    size = own.reshape(-1, 1, *(1,) * len(shape)) * jnp.exp(matrix.logs)
+    shape = sample.w.shape[1:]
+    table: Any = balanced_register(sample, reader, steps).table(steps)[0]
+    matrix = reader.A.diagonal(sample.w[0])
+    base = table.reshape(*table.shape, *(1,) * len(shape)) * matrix
+    size = jnp.abs(jnp.diagonal(table)).reshape(-1, 1, *(1,) * len(shape)) * matrix
+    plain = reader_of(Identity(), not reader.from_gradient)
 
     def bank(change: Array) -> Bank:
-        return Bank(base + size * change)
+        return Bank(CoordinateWise(base + size * change), tied=False)
 
     def loss(change: Array) -> Array:
-        squares = squared_errors(family, bank(change), Scaled(Identity(), scale), steps)
-        return mean_log(family, squares[-1])
+        return mean_log(sample, squared_errors(sample, Method(plain, bank(change), steps))[-1])
 
-    return bank(_descend(loss, jnp.zeros_like(base), 0.01, iterations))
+    return bank(descend(loss, jnp.zeros_like(base), 0.01, iterations)), plain
 
 
-def _descend(loss: Any, trained: Any, rate: float, iterations: int) -> Any:
+def trainable(tree: Any) -> tuple[list[Array], Callable[[list[Array]], Any]]:
+    """The declared parameters of a reader, and the way back."""
+    known = leaves(tree)
+
+    def put(arrays: list[Array]) -> Any:
+        given = iter(arrays)
+        return replaced(tree, [leaf.array if leaf.kind is None else next(given) for leaf in known])
+
+    return [leaf.array for leaf in known if leaf.kind is not None], put
+
+
+def settled(reader: Any) -> Reader:
+    return eqx.tree_at(lambda r: r.A, reader, reader.A.settled())
+
+
+def descend(loss: Callable[[Any], Array], trained: Any, rate: float, iterations: int) -> Any:
     """Adam with a falling rate; the best point met, by the loss it was fitted to."""
     optimiser = optax.adam(optax.cosine_decay_schedule(rate, max(iterations, 1), 0.02))
 
@@ -159,23 +165,7 @@ def _descend(loss: Any, trained: Any, rate: float, iterations: int) -> Any:
         updates, state = optimiser.update(gradient, state, now)
         return (optax.apply_updates(now, updates), state, best, jnp.minimum(value, lowest)), None
 
-    carry: Any = (trained, optimiser.init(trained), trained, jnp.asarray(jnp.inf, _dtype(trained)))
+    lowest = jnp.asarray(jnp.inf, jax.tree.leaves(trained)[0].dtype)
+    carry: Any = (trained, optimiser.init(trained), trained, lowest)
     (_, _, best, _), _ = jax.lax.scan(body, carry, None, length=iterations)
     return best
-
-
-def _dtype(tree: Any) -> Any:
-    return jax.tree.leaves(tree)[0].dtype
-
-
-def _trained(shared: Shared) -> Any:
-    if isinstance(shared, Full):  # the base stays; the relative change is trained
-        return Full(False, True)  # type: ignore[arg-type]
-    return jax.tree.map(eqx.is_inexact_array, shared)
-
-
-def _settled(shared: Shared) -> Shared:
-    if isinstance(shared, Full):
-        factor = shared.base + shared.base @ shared.change
-        return Full(factor, jnp.zeros_like(factor))
-    return shared

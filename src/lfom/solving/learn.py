@@ -7,9 +7,10 @@ import numpy as np
 
 from lfom.core import checks
 from lfom.core.checks import InputError
-from lfom.solving.learners import Fitted, Fold, LossLearner, QuadraticLearner
-from lfom.solving.method import Accuracy, LearnedMethod, Record
-from lfom.solving.problems import ConvexLosses, Problems
+from lfom.core.methods import Method
+from lfom.solving.learners import Fitted, Fold
+from lfom.solving.problems import Problems
+from lfom.solving.records import Accuracy, Record
 from lfom.solving.starts import RANK
 from lfom.solving.structures import Structure, chosen
 
@@ -27,7 +28,7 @@ def learn(
     *,
     iterations: int = ITERATIONS,
     watch: Callable[[str], None] | None = None,
-) -> LearnedMethod:
+) -> Method:
     """A method of `steps` steps for problems like these.
 
     structure: "auto" tries all and keeps the one with the smallest error on held-out problems; or a
@@ -47,8 +48,7 @@ def learn(
     count = _checked_count(problems)
     say = watch or (lambda text: None)
     say(f"solving {count} problems to learn from")
-    kind = LossLearner if isinstance(problems, ConvexLosses) else QuadraticLearner
-    learner: Any = kind(problems, steps, seed)  # type: ignore[arg-type]
+    learner = problems.learner(steps, seed)
     structures, warnings = _affordable(
         chosen(structure, learner.available()), problems, steps, structure == "auto"
     )
@@ -57,13 +57,19 @@ def learn(
     for one in structures:
         say(f"trying {one.name}")
         tried[one] = [learner.fit(one, fold, 0) for fold in folds]
-    order = sorted(tried, key=lambda one: _score(tried[one]))
-    for one in order[:REFINED] if iterations else []:
+
+    def score(fits: list[Fitted]) -> float:
+        return _score(fits, learner.rounding)
+
+    def rank(one: Structure) -> tuple[float, int]:
+        return score(tried[one]), one.parameters(problems.shape, steps, RANK)
+
+    for one in sorted(tried, key=rank)[:REFINED] if iterations else []:
         if learner.refinable(one):
             say(f"refining {one.name}")
             better = [learner.fit(one, fold, iterations) for fold in folds]
-            tried[one] = min(tried[one], better, key=_score)
-    order = sorted(tried, key=lambda one: _score(tried[one]))
+            tried[one] = min(tried[one], better, key=score)
+    order = sorted(tried, key=rank)
     winner = order[0]
     say(f"finishing {winner.name}")
     fits = [learner.guarded(winner, fold, fit) for fold, fit in zip(folds, tried[winner], strict=True)]
@@ -73,8 +79,8 @@ def learn(
         final = learner.guarded(winner, fold, learner.fit(winner, fold, final.iterations))
     held_out = np.concatenate([fit.errors for fit in fits], axis=1)
     warnings += _few(held_out.shape[1])
-    compared = {one.name: _score(fits if one == winner else tried[one]) for one in order}
-    record = Record(count, seed, _accuracy(held_out, how), compared, tuple(warnings))
+    scores = tuple((one.name, score(fits if one == winner else tried[one])) for one in order)
+    record = Record(count, seed, _accuracy(held_out, how), scores, tuple(warnings))
     return learner.method(winner, fold, final, record)
 
 
@@ -105,11 +111,12 @@ def _folds(count: int, seed: int) -> tuple[list[Fold], str]:
     return [Fold(k, np.setdiff1d(order, part), part) for k, part in enumerate(parts)], "cross-validated"
 
 
-def _score(fits: list[Fitted]) -> float:
-    """The log of the geometric mean of the held-out errors after the last step."""
+def _score(fits: list[Fitted], rounding: float) -> float:
+    """The log of the geometric mean of the held-out errors after the last step. Errors that are rounding
+    alone are equal: then fewer parameters win."""
     last = np.concatenate([fit.errors[-1] for fit in fits])
     last = np.where(np.isfinite(last), last, 1e300)
-    return float(np.mean(np.log(last + 1e-300)))
+    return float(np.mean(np.log(np.maximum(last, rounding))))
 
 
 def _accuracy(errors: np.ndarray, how: str) -> Accuracy:
@@ -123,7 +130,7 @@ def _affordable(
     """Every problem gives as many equations as it has unknowns; a structure wants four per parameter."""
     size = int(np.prod(problems.shape))
     needed = {one: -(-4 * one.parameters(problems.shape, steps, RANK) // size) for one in structures}
-    poor = [one for one in structures if one.family != "scalar" and needed[one] > len(problems)]
+    poor = [one for one in structures if not one.coefficients.free and needed[one] > len(problems)]
     if not poor:
         return structures, []
     names = ", ".join(f"{one.name} ({needed[one]})" for one in poor)

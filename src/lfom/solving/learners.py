@@ -1,5 +1,6 @@
 """How one structure is fitted to some problems and measured on others: quadratics and convex losses."""
 
+import abc
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -9,22 +10,25 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from lfom.core.arrays import as_array
 from lfom.core.checks import InputError
+from lfom.core.memories import Memory
+from lfom.core.methods import Learned, Method
+from lfom.core.preconditioners import Identity
+from lfom.core.readers import Gradient, Reader
+from lfom.core.runs import take
 from lfom.solving import fitting, loss_fitting
-from lfom.solving.certificate import Certificate, certify
-from lfom.solving.fitting import Family
-from lfom.solving.loss_fitting import LossFamily
+from lfom.solving.certificate import certify
+from lfom.solving.fitting import Sample, reader_of
+from lfom.solving.joint import Guard
+from lfom.solving.loss_fitting import LossSample
 from lfom.solving.losses import minimise
-from lfom.solving.method import LearnedMethod, Record
-from lfom.solving.preconditioners import Identity, Scaled, Shared
-from lfom.solving.problems import ConvexLosses
-from lfom.solving.quadratics import norms
+from lfom.solving.records import Record
 from lfom.solving.references import solutions
-from lfom.solving.solving import Plan, gauge
 from lfom.solving.spectra import extreme_eigenvalues
 from lfom.solving.starts import start
-from lfom.solving.steps import Coefficients, Conjugate, Guard, Register
 from lfom.solving.structures import Structure, available
+from lfom.solving.systems import gauge
 
 MARGIN = 1.05  # of the largest eigenvalue seen, which shared coefficients must contract
 GUARDED = 50  # eigenvalues of a guard
@@ -42,66 +46,84 @@ class Fold(NamedTuple):
 class Fitted:
     """One fit. errors (steps + 1, held-out problems)."""
 
-    coefficients: Coefficients
-    shared: Shared
+    reader: Reader
+    memory: Memory
     errors: np.ndarray
     iterations: int
 
 
-class QuadraticLearner:
+class Learner(abc.ABC):
+    """Fits structures to problems of one kind. rounding: relative errors below it are rounding alone."""
+
+    rounding: float
+
+    @abc.abstractmethod
+    def available(self) -> list[Structure]: ...
+
+    @abc.abstractmethod
+    def refinable(self, structure: Structure) -> bool:
+        """Whether gradients can improve on its closed form."""
+
+    @abc.abstractmethod
+    def fit(self, structure: Structure, fold: Fold, iterations: int) -> Fitted: ...
+
+    @abc.abstractmethod
+    def guarded(self, structure: Structure, fold: Fold, fit: Fitted) -> Fitted:
+        """The same fit, made safe for what was seen in learning."""
+
+    @abc.abstractmethod
+    def method(self, structure: Structure, fold: Fold, fit: Fitted, record: Record) -> Method: ...
+
+
+class QuadraticLearner(Learner):
     """Learning from least squares, linear systems and operators."""
 
     def __init__(self, problems: Any, steps: int, seed: int):
         self.problems, self.steps, self.key = problems, steps, jax.random.key(seed)
-        self.quadratics = eqx.filter_jit(type(problems).quadratics)(problems)
-        _all_finite(self.quadratics.finite())
-        _some_right_side(self.quadratics.b)
-        self.w = solutions(self.quadratics)
+        self.each, b, diagonal = _looked_at(problems)
+        _all_finite(self.each)
+        _some_right_side(np.asarray(b))
+        self.knows_diagonal = diagonal is not None and bool((np.asarray(diagonal) > 0).all())
+        self.w = solutions(self.each)
+        self.floor, self.rounding = _rounding(self.each, np.asarray(b), np.asarray(self.w))
         self._begun: dict[Any, Any] = {}
 
     def available(self) -> list[Structure]:
-        diagonal = self.quadratics.diagonal()
-        known = diagonal is not None and bool((diagonal > 0).all())
-        return available(self.problems.shape, known, False)
+        return available(self.problems.shape, self.knows_diagonal, False)
 
     def refinable(self, structure: Structure) -> bool:
-        return structure.family == "diagonal" or structure.preconditioner != "identity"
+        return structure.first_matrix != "identity"
 
-    def family(self, members: np.ndarray) -> Family:
-        quadratics, w = jax.tree.map(lambda leaf: leaf[members], (self.quadratics, self.w))
-        return Family(quadratics, w, jnp.ones(len(members), self.w.dtype))
+    def sample(self, members: np.ndarray) -> Sample:
+        problems, w = take((self.each, self.w), members)
+        return Sample(problems, w, as_array(np.ones(len(members), w.dtype)))
 
-    def begin(self, structure: Structure, fold: Fold) -> tuple[Shared, Fitted, Fitted]:
+    def begin(self, structure: Structure, fold: Fold) -> tuple[Fitted, Fitted]:
         """The first preconditioner, with the register and with conjugate gradients; found once."""
-        kind = "diagonal" if structure.family == "diagonal" else structure.preconditioner
-        name = (kind, structure.jacobi, fold.number)
+        name = (structure.first_matrix, structure.jacobi, fold.number)
         if name not in self._begun:
-            learning, held_out = self.family(fold.learning), self.family(fold.held_out)
-            scales = learning.scale(structure.jacobi), held_out.scale(structure.jacobi)
-            shared = start(kind, learning.quadratics, learning.w, scales[0], self.key)
-            register, *found = fitting.start_errors(learning, held_out, shared, scales, self.steps)
-            both: tuple[Any, Any] = (register, Conjugate())
-            fits = [Fitted(c, shared, np.asarray(e, np.float64), 0) for c, e in zip(both, found, strict=True)]
-            self._begun[name] = (shared, *fits)
+            learning, held_out = self.sample(fold.learning), self.sample(fold.held_out)
+            plain = reader_of(Identity(), structure.jacobi)
+            matrix = start(structure.first_matrix, learning.problems, learning.w, plain, self.key)
+            reader = reader_of(matrix, structure.jacobi)
+            found = fitting.start_errors(learning, held_out, reader, self.steps)
+            self._begun[name] = tuple(Fitted(reader, m, np.asarray(e, np.float64), 0) for m, e in found)
         return self._begun[name]
 
     def fit(self, structure: Structure, fold: Fold, iterations: int) -> Fitted:
-        shared, register, conjugate = self.begin(structure, fold)
-        if structure.family != "diagonal" and not (iterations and self.refinable(structure)):
-            return conjugate if structure.family == "conjugate" else register
-        learning, held_out = self.family(fold.learning), self.family(fold.held_out)
-        scale = learning.scale(structure.jacobi)
-        found: Any
-        if structure.family == "diagonal":
-            found = fitting.refine_diagonal(learning, shared, scale, self.steps, iterations), Identity()  # type: ignore[arg-type]
+        (register, conjugate), own = self.begin(structure, fold), structure.coefficients
+        if not own.per_unknown and not (iterations and self.refinable(structure)):
+            return conjugate if own.conjugate else register
+        learning, given = self.sample(fold.learning), (register.reader, self.steps, iterations)
+        if own.per_unknown:
+            memory, reader = fitting.refine_diagonal(learning, *given)
         else:
-            found = fitting.refine(structure, learning, shared, scale, self.steps, iterations)
-        coefficients, shared = found
-        return self._measured(Fitted(coefficients, shared, np.zeros(0), iterations), structure, held_out)
+            memory, reader = fitting.refine(own.conjugate, learning, *given)
+        return self._measured(Fitted(reader, memory, np.zeros(0), iterations), fold)
 
-    def _measured(self, fit: Fitted, structure: Structure, held_out: Family) -> Fitted:
-        precondition = Scaled(fit.shared, held_out.scale(structure.jacobi))
-        found = fitting.errors(fit.coefficients, precondition, held_out, self.steps)
+    def _measured(self, fit: Fitted, fold: Fold) -> Fitted:
+        method = Method(fit.reader, fit.memory, self.steps)
+        found = fitting.errors(method, self.sample(fold.held_out))
         return replace(fit, errors=np.asarray(found, np.float64))
 
     def guarded(self, structure: Structure, fold: Fold, fit: Fitted) -> Fitted:
@@ -110,54 +132,51 @@ class QuadraticLearner:
         Least squares cares little for an eigenvalue that few problems have, and may leave it outside the
         interval. Guards on the seen spectrum with a growing weight bring the interval there.
         """
-        if not isinstance(fit.coefficients, Register):
+        if Method(fit.reader, fit.memory, self.steps).on_eigenvectors is None:
             return fit
-        learning, held_out = self.family(fold.learning), self.family(fold.held_out)
-        scale = learning.scale(structure.jacobi)
-        precondition = Scaled(fit.shared, scale)
-        seen = extreme_eigenvalues(learning.quadratics, fit.shared, scale)
-        points = jnp.linspace(max(seen[0], 1e-3 * seen[1]), MARGIN * seen[1], GUARDED)
-        register = fit.coefficients
+        learning, dtype = self.sample(fold.learning), self.w.dtype
+        low, high, _ = extreme_eigenvalues(learning.problems, fit.reader)
+        points = as_array(np.linspace(max(low, 1e-3 * high), MARGIN * high, GUARDED, dtype=dtype))
+        memory = fit.memory
         for weight in np.logspace(-10, 0, 11):
-            if certificate_of(register, seen).reach[-1] >= MARGIN * seen[1] * (1 - 1e-6):
+            reach = certify(Method(fit.reader, memory, self.steps)).reach[-1]
+            if reach >= MARGIN * high * (1 - 1e-6):
                 break
-            guard = Guard(points.astype(self.w.dtype), jnp.asarray(weight, self.w.dtype))
-            register = fitting.fit_register(learning, precondition, self.steps, guard)
-        return self._measured(replace(fit, coefficients=register), structure, held_out)
+            guard = Guard(points, as_array(weight, dtype))
+            memory = fitting.fit_register(learning, fit.reader, self.steps, guard)
+        return self._measured(replace(fit, memory=memory), fold)
 
-    def method(self, structure: Structure, fold: Fold, fit: Fitted, record: Record) -> LearnedMethod:
-        learning = self.family(fold.learning)
-        scale = learning.scale(structure.jacobi)
-        sizes = np.asarray(eqx.filter_jit(gauge)(learning.quadratics, fit.shared, scale)[0])
-        certificate, reach = None, None
-        if isinstance(fit.coefficients, Register):
-            seen = extreme_eigenvalues(learning.quadratics, fit.shared, scale)
-            certificate = certificate_of(fit.coefficients, seen)
-            reach = jnp.asarray(certificate.reach, self.w.dtype)
-        bounds = jnp.asarray([sizes.min(), np.median(sizes), sizes.max()], self.w.dtype)
-        plan = Plan(fit.coefficients, fit.shared, bounds, reach, structure.jacobi)
-        problems, floor = self.problems, _floor(self.quadratics, self.w)
-        return LearnedMethod(
-            structure, problems.kind, problems.shape, self.steps, plan, certificate, floor, record
-        )
+    def method(self, structure: Structure, fold: Fold, fit: Fitted, record: Record) -> Method:
+        learning = self.sample(fold.learning).problems
+        sizes = np.asarray(_sizes(fit.reader, learning))
+        method, certificate = Method(fit.reader, fit.memory, self.steps), None
+        if method.on_eigenvectors is not None:
+            low, high, exact = extreme_eigenvalues(learning, fit.reader)
+            certificate = certify(method, (low, high), exact)
+        bounds = as_array([sizes.min(), np.median(sizes), sizes.max()], self.w.dtype)
+        problems = self.problems
+        facts = Learned(bounds, structure, problems.kind, problems.shape, self.floor, record, certificate)
+        return replace(method, learned=facts)
 
 
-class LossLearner:
+class LossLearner(Learner):
     """Learning from convex losses."""
 
-    def __init__(self, problems: ConvexLosses, steps: int, seed: int):
+    def __init__(self, problems: Any, steps: int, seed: int):
         self.problems, self.steps, self.key = problems, steps, jax.random.key(seed)
-        _all_finite(problems.finite())
-        self.w, self.best, gradient = minimise(problems)
-        limit = float(jnp.finfo(problems.dtype).eps) ** 0.5 * 10
-        if not bool((gradient <= limit).all()):
+        self.each = problems.each()
+        _all_finite(self.each)
+        self.w, self.best, gradient = minimise(self.each)
+        eps = float(jnp.finfo(self.w.dtype).eps)
+        self.floor = self.rounding = 100 * eps
+        if not bool((gradient <= 10 * eps**0.5).all()):
             worst = int(jnp.argmax(jnp.where(jnp.isnan(gradient), jnp.inf, gradient)))
             raise InputError(
                 f"problem {worst} could not be minimised for learning: its gradient is still "
                 f"{float(gradient[worst]):.1e} of the start's. It has no minimiser (add a ridge), or its loss is "
                 "not convex or not smooth."
             )
-        self._begun: dict[Any, Any] = {}
+        self._begun: dict[Any, Fitted] = {}
 
     def available(self) -> list[Structure]:
         return available(self.problems.shape, False, True)
@@ -165,54 +184,65 @@ class LossLearner:
     def refinable(self, structure: Structure) -> bool:
         return True
 
-    def family(self, members: np.ndarray) -> LossFamily:
-        problems, w, best = jax.tree.map(lambda leaf: leaf[members], (self.problems, self.w, self.best))
-        return LossFamily(problems, w, best, jnp.ones(len(members), self.w.dtype))
+    def sample(self, members: np.ndarray) -> LossSample:
+        each, w, best = take((self.each, self.w, self.best), members)
+        return LossSample(each, w, best, as_array(np.ones(len(members), w.dtype)))
 
     def fit(self, structure: Structure, fold: Fold, iterations: int) -> Fitted:
-        name = (structure.name, fold.number)
+        name, spread_out = (structure.name, fold.number), structure.coefficients.per_unknown
+        both = self.sample(fold.learning), self.sample(fold.held_out)
         if name not in self._begun:
-            learning, held_out = self.family(fold.learning), self.family(fold.held_out)
-            kind = "diagonal" if structure.family == "diagonal" else structure.preconditioner
-            model = learning.model()
-            shared = start(kind, model.quadratics, model.w, jnp.ones_like(model.w), self.key)
-            bank, found = loss_fitting.begin(structure, learning, held_out, shared, self.steps)
-            self._begun[name] = Fitted(bank, shared, np.abs(np.asarray(found, np.float64)), 0)
+            model = both[0].model()
+            plain = Gradient(Identity())
+            reader = Gradient(start(structure.first_matrix, model.problems, model.w, plain, self.key))
+            bank, found = loss_fitting.begin(spread_out, *both, reader, self.steps)
+            self._begun[name] = Fitted(reader, bank, np.abs(np.asarray(found, np.float64)), 0)
         fit = self._begun[name]
         if not iterations:
             return fit
-        families = self.family(fold.learning), self.family(fold.held_out)
-        bank, shared, found = loss_fitting.refine(
-            structure, *families, fit.coefficients, fit.shared, iterations
-        )
-        return Fitted(bank, shared, np.abs(np.asarray(found, np.float64)), iterations)
+        method = Method(fit.reader, fit.memory, self.steps)
+        bank, best, found = loss_fitting.refine(spread_out, *both, method, iterations)
+        return Fitted(best, bank, np.abs(np.asarray(found, np.float64)), iterations)
 
     def guarded(self, structure: Structure, fold: Fold, fit: Fitted) -> Fitted:
         return fit
 
-    def method(self, structure: Structure, fold: Fold, fit: Fitted, record: Record) -> LearnedMethod:
-        plan = Plan(fit.coefficients, fit.shared, jnp.ones(3, self.w.dtype), None, False)
-        floor = 100 * float(jnp.finfo(self.w.dtype).eps)
-        problems = self.problems
-        return LearnedMethod(structure, problems.kind, problems.shape, self.steps, plan, None, floor, record)
+    def method(self, structure: Structure, fold: Fold, fit: Fitted, record: Record) -> Method:
+        problems, nothing = self.problems, as_array(np.ones(3, self.w.dtype))
+        facts = Learned(nothing, structure, problems.kind, problems.shape, self.floor, record)
+        return Method(fit.reader, fit.memory, self.steps, facts)
 
 
-def certificate_of(register: Register, seen: tuple[float, float, bool]) -> Certificate:
-    alpha, gamma = (np.asarray(x, float).tolist() for x in (register.alpha, register.gamma))
-    return certify(alpha, gamma, seen[:2], seen[2])
+@eqx.filter_jit
+def _looked_at(problems: Any) -> tuple[Any, Array, Array | None]:
+    """The problems one by one, their right-hand sides, and their diagonals where these are known."""
+    each = problems.each()
+    diagonal = jax.vmap(lambda one: one.diagonal())(each)
+    return each, -jax.vmap(lambda one: one.initial()[1])(each), diagonal
 
 
-def _all_finite(finite: Array) -> None:
-    if not bool(finite.all()):
-        bad = np.flatnonzero(~np.asarray(finite))
+@eqx.filter_jit
+def _sizes(reader: Reader, problems: Any) -> Array:
+    return jax.vmap(gauge, (None, 0))(reader, problems)
+
+
+@eqx.filter_jit
+def _finite(problems: Any) -> Array:
+    return jax.vmap(lambda one: one.finite())(problems)
+
+
+def _all_finite(problems: Any) -> None:
+    finite = np.asarray(_finite(problems))
+    if not finite.all():
+        bad = np.flatnonzero(~finite)
         raise InputError(
             f"problem {bad[0]} holds NaN or infinity ({len(bad)} such problems). Remove them before learning; "
             "solve gives such problems a status of their own."
         )
 
 
-def _some_right_side(b: Array) -> None:
-    empty = np.flatnonzero(~np.asarray(jnp.any(b != 0, axis=tuple(range(1, b.ndim)))))
+def _some_right_side(b: np.ndarray) -> None:
+    empty = np.flatnonzero(~(b != 0).reshape(len(b), -1).any(axis=1))
     if len(empty):
         raise InputError(
             f"problem {empty[0]} has a right-hand side of zeros ({len(empty)} such problems): its solution is the "
@@ -220,12 +250,18 @@ def _some_right_side(b: Array) -> None:
         )
 
 
-def _floor(quadratics: Any, w: Array) -> float:
-    """The relative residual that rounding leaves. Each entry of A w is rounded off by about eps |A| |w_i|,
-    with signs at random, so that |A w| is by eps |A| |w| / sqrt(unknowns) times a small number (4; in the
-    diffusion family conjugate gradients reach half of it). |A| |w| / |b| is as large as the condition number
-    where w is soft. The median problem decides: statuses say where a harder one did not get there."""
-    eps = float(jnp.finfo(w.dtype).eps)
-    _, high, _ = extreme_eigenvalues(quadratics, Identity(), jnp.ones_like(w))
-    growth = float(jnp.median(high * norms(w) / norms(quadratics.b)))
-    return eps * max(4 * growth / float(np.sqrt(w[0].size)), 4.0)
+def _rounding(problems: Any, b: np.ndarray, w: np.ndarray) -> tuple[float, float]:
+    """The relative residual and the relative error in the energy norm that rounding leaves.
+
+    Each entry of A w is rounded off by about eps |A| |w_i|, with signs at random, so that |A w| is by
+    eps |A| |w| / sqrt(unknowns) times a small number (4; in the diffusion family conjugate gradients reach
+    half of it). |A| |w| / |b| is as large as the condition number where w is soft. Solutions themselves are
+    rounded by eps |w|, which is at most eps sqrt(|A|) |w| in the energy norm. The median problem decides:
+    statuses say where a harder one did not get there."""
+    eps = float(np.finfo(w.dtype).eps)
+    _, high, _ = extreme_eigenvalues(problems, Gradient(Identity()))
+    b, w = (x.reshape(len(x), -1).astype(np.float64) for x in (b, w))
+    lengths, sides = np.linalg.norm(w, axis=1), np.linalg.norm(b, axis=1)
+    residual = float(np.median(high * lengths / sides)) / w.shape[1] ** 0.5
+    error = float(np.median(lengths * (high / np.abs((b * w).sum(axis=1))) ** 0.5))
+    return 4 * eps * max(residual, 1.0), 4 * eps * max(error, 1.0)

@@ -9,101 +9,115 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jaxtyping import Float
 
-from lfom.solving.fitting import Family, _descend, _settled, _trained, balanced_register
-from lfom.solving.losses import hessians, zeros
-from lfom.solving.preconditioners import Diagonal, Full, Identity, Scaled, Shared
-from lfom.solving.problems import ConvexLosses
-from lfom.solving.steps import Bank, as_bank, learned_steps
-from lfom.solving.structures import Structure
+from lfom.core.coefficients import Coefficient, CoordinateWise, Scalar
+from lfom.core.memories import Bank
+from lfom.core.methods import Method
+from lfom.core.preconditioners import Identity
+from lfom.core.problems import Objective
+from lfom.core.readers import Gradient, Reader
+from lfom.core.unroll import trace
+from lfom.solving.fitting import Errors, Sample, balanced_register, descend, settled, trainable
+from lfom.solving.losses import hessians
 
 DAMPED = (1.0, 0.7, 0.5, 0.3, 0.15)  # the quadratic model's steps may be too long: the best of these
+RATE, RATE_DIAGONAL = 0.02, 0.01  # of Adam
 
 
-class LossFamily(eqx.Module):
+class LossSample(eqx.Module):
     """Problems to learn from. w, best: their minimisers and losses. weights: 0 leaves one out."""
 
-    problems: ConvexLosses
-    w: Array
-    best: Array
-    weights: Array
+    problems: Objective
+    w: Float[Array, "problems *shape"]
+    best: Float[Array, " problems"]
+    weights: Float[Array, " problems"]
 
     @eqx.filter_jit
-    def model(self) -> Family:
+    def model(self) -> Sample:
         """The quadratics with the losses' curvature half way to the solution, and their gradient at 0."""
-        b = -self.problems.gradients(zeros(self.problems))
-        return Family(hessians(self.problems, self.w / 2, b), self.w, self.weights)
+        b = -jax.vmap(lambda one: one.initial()[1])(self.problems)
+        return Sample(hessians(self.problems, self.w / 2, b), self.w, self.weights)
 
 
-def excess(family: LossFamily, bank: Bank, shared: Shared) -> Array:
-    """(steps, problems): the excess loss after every step, relative to the start's."""
-    problems = family.problems
-    start = problems.values(zeros(problems)) - family.best
-    start = jnp.where(start > 0, start, 1)
+def excess(sample: LossSample, method: Method) -> Errors:
+    """The excess loss after every step, relative to the start's."""
 
-    def watch(w: Array, r: Array) -> Array:
-        return (problems.values(w) - family.best) / start
+    def one(problem: Objective, best: Array) -> Array:
+        start = problem.value(problem.w_0) - best
+        start = jnp.where(start > 0, start, 1)
 
-    r = -problems.gradients(zeros(problems))
-    return learned_steps(bank, lambda w: -problems.gradients(w), Scaled(shared), r, watch)[3]
+        def watch(state: Any, past: Any) -> Array:
+            return (problem.value(state.w) - best) / start
+
+        return trace(method, problem, None, watch, loop=True)[2]
+
+    return jax.vmap(one, out_axes=1)(sample.problems, sample.best)
 
 
-def mean_log(family: LossFamily, relative: Array) -> Array:
+def mean_log(sample: LossSample, relative: Array) -> Array:
     floor = 10 * jnp.finfo(relative.dtype).eps
     capped = jnp.where(relative < 1e6, jnp.maximum(relative, 0), 1e6)  # NaN and infinity too
-    return jnp.sum(family.weights * jnp.log(capped + floor)) / jnp.sum(family.weights)
+    return jnp.sum(sample.weights * jnp.log(capped + floor)) / jnp.sum(sample.weights)
+
+
+def bank_of(coefficient: Coefficient) -> Bank:
+    return Bank(coefficient, tied=False)
 
 
 @eqx.filter_jit
 def begin(
-    structure: Structure, learning: LossFamily, held_out: LossFamily, shared: Shared, steps: int
-) -> tuple[Bank, Array]:
+    spread_out: bool, learning: LossSample, held_out: LossSample, reader: Reader, steps: int
+) -> tuple[Bank, Errors]:
     """The coefficients of the quadratic model, damped as the losses themselves like it best; and their
-    held-out errors."""
-    table = as_bank(balanced_register(learning.model(), Scaled(shared), steps)).gamma
+    held-out errors. spread_out: whether every unknown gets coefficients of its own."""
+    table: Any = balanced_register(learning.model(), reader, steps).table(steps)[0]
     factors = jnp.asarray(DAMPED, table.dtype)
-    tried = jax.lax.map(lambda f: mean_log(learning, excess(learning, Bank(f * table), shared)[-1]), factors)
-    table = factors[jnp.argmin(tried)] * table
-    if structure.family == "diagonal":
+
+    def tried(factor: Array) -> Array:
+        return mean_log(
+            learning, excess(learning, Method(reader, bank_of(Scalar(factor * table)), steps))[-1]
+        )
+
+    table = factors[jnp.argmin(jax.lax.map(tried, factors))] * table
+    bank = bank_of(Scalar(table))
+    if spread_out:
         shape = learning.w.shape[1:]
-        table = jnp.broadcast_to(table.reshape(*table.shape, *(1,) * len(shape)), (*table.shape, *shape))
-    return Bank(table), errors(Bank(table), shared, held_out)
+        wide = table.reshape(*table.shape, *(1,) * len(shape))
+        bank = bank_of(CoordinateWise(jnp.broadcast_to(wide, (*table.shape, *shape))))
+    return bank, errors(Method(reader, bank, steps), held_out)
 
 
-def errors(bank: Bank, shared: Shared, family: LossFamily) -> Array:
-    """(steps + 1, problems): relative excess losses; 1 at the start."""
-    relative = excess(family, bank, shared)
+def errors(method: Method, sample: LossSample) -> Errors:
+    """After 0, 1, ... steps: relative excess losses; 1 at the start."""
+    relative = excess(sample, method)
     return jnp.concatenate([jnp.ones((1, relative.shape[1]), relative.dtype), relative])
 
 
 @eqx.filter_jit
 def refine(
-    structure: Structure,
-    family: LossFamily,
-    held_out: LossFamily,
-    bank: Bank,
-    shared: Shared,
-    iterations: int,
-) -> tuple[Bank, Shared, Array]:
+    spread_out: bool, sample: LossSample, held_out: LossSample, fitted: Method, iterations: int
+) -> tuple[Bank, Reader, Errors]:
     """Adam on the coefficients and the preconditioner together, relative changes of both; and the
     held-out errors."""
-    if structure.family == "diagonal" and isinstance(shared, Diagonal):  # its scale goes into the table
-        bank, shared = Bank(bank.gamma * jnp.exp(shared.logs)), Identity()
-    trained, fixed = eqx.partition(shared, _trained(shared))
-    lead = bank.gamma.shape[:2]
-    own = jnp.abs(jnp.moveaxis(jnp.diagonal(bank.gamma, axis1=0, axis2=1), -1, 0))
-    size = own.reshape(lead[0], 1, *bank.gamma.shape[2:])
+    reader: Any = fitted.reader
+    gamma: Any = fitted.memory.gamma  # type: ignore[attr-defined]
+    steps, rate = fitted.layers, min(reader.A.rate, RATE)
+    if spread_out:  # the scale of the matrix goes into the table
+        gamma = CoordinateWise(gamma.value * reader.A.diagonal(sample.w[0]))
+        reader, rate = Gradient(Identity()), RATE_DIAGONAL
+    trained, put = trainable(reader)
+    own = jnp.abs(jnp.moveaxis(jnp.diagonal(gamma.value, axis1=0, axis2=1), -1, 0))
+    size = own.reshape(steps, 1, *gamma.value.shape[2:])
 
-    def parts(vector: Any) -> tuple[Bank, Shared]:
-        change, logs = vector
-        return Bank(bank.gamma + size * change), eqx.combine(logs, fixed)
+    def method(vector: Any) -> Method:
+        change, matrix = vector
+        changed = eqx.tree_at(lambda g: g.value, gamma, gamma.value + size * change)
+        return Method(put(matrix), bank_of(changed), steps)
 
     def loss(vector: Any) -> Array:
-        table, now = parts(vector)
-        return mean_log(family, excess(family, table, now)[-1])
+        return mean_log(sample, excess(sample, method(vector))[-1])
 
-    rate = 0.01 if isinstance(shared, Full) or structure.family == "diagonal" else 0.02
-    start = (jnp.zeros_like(bank.gamma), trained)
-    bank, shared = parts(_descend(loss, start, rate, iterations))
-    shared = _settled(shared)
-    return bank, shared, errors(bank, shared, held_out)
+    found = method(descend(loss, (jnp.zeros_like(gamma.value), trained), rate, iterations))
+    best = settled(found.reader)
+    return found.memory, best, errors(Method(best, found.memory, steps), held_out)  # type: ignore[return-value]

@@ -2,86 +2,89 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jaxtyping import Bool, Float
 
+from lfom.core.arrays import norm, ratio
+from lfom.core.memories import Conjugate, Memory
+from lfom.core.methods import Method
+from lfom.core.preconditioners import Identity
+from lfom.core.problems import Objective, Operator
+from lfom.core.readers import Gradient
+from lfom.core.states import Direction
+from lfom.core.stopping import begin, choose, until
 from lfom.solving import statuses
-from lfom.solving.preconditioners import Scaled
-from lfom.solving.problems import ConvexLosses
-from lfom.solving.quadratics import Operators, dots, norms, spread
-from lfom.solving.solving import Plan, Raw, append, shortened
-from lfom.solving.steps import conjugate_start, conjugate_step, learned_steps
+from lfom.solving.program import Program, Raw
+from lfom.solving.systems import own_steps, starts
 
 HALVINGS = 30  # of a step in the line search
 SUFFICIENT = 1e-4  # Armijo's share of the promised decrease
 
 
-def zeros(problems: ConvexLosses) -> Array:
-    return jnp.zeros((len(problems), *problems.shape), problems.dtype)
-
-
 def line_search(
-    problems: ConvexLosses, w: Array, value: Array, direction: Array, slope: Array, first: Array
-) -> Any:
-    """w + t direction with t = first, first/2, ...: the first that falls enough (Armijo). Where none
-    does, w itself. slope: gradient . direction, negative. Returns w, value and t."""
-
-    def body(state: Any) -> Any:
-        t, found, at, best = state
-        trial = w + spread(t, w) * direction
-        new = problems.values(trial)
-        enough = ~found & (new <= value + SUFFICIENT * t * slope)
-        at = jnp.where(spread(enough, w), trial, at)
-        best = jnp.where(enough, new, best)
-        return jnp.where(found | enough, t, t / 2), found | enough, at, best
+    problem: Objective, w: Array, value: Array, direction: Array, slope: Array, first: Array
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """t and the loss at w + t direction with t = first, first/2, ...: the first that falls enough (Armijo);
+    t = 0 where none does. slope: gradient . direction, negative."""
 
     def unfinished(state: Any) -> Array:
-        count, inner = state
-        return (count < HALVINGS) & ~inner[1].all()
-
-    start = (first, ~(slope < 0), w, value)  # nothing to search where the direction does not descend
-    _, (t, found, at, best) = jax.lax.while_loop(
-        unfinished, lambda s: (s[0] + 1, body(s[1])), (jnp.asarray(0), start)
-    )
-    return at, best, jnp.where(found & (slope < 0), t, 0)
-
-
-def descend(
-    problems: ConvexLosses, w: Array, limit: Array, taken: Array, residuals: Array, threshold: Array | None
-) -> Any:
-    """Gradient steps with a line search, the first trial by Barzilai and Borwein: s.s / s.y."""
-    columns = jnp.arange(residuals.shape[1])
-    value, gradient = problems.values_and_gradients(w)
-    length = 1 / jnp.where(norms(gradient) > 0, norms(gradient), 1)
-
-    def active(state: Any) -> Array:
-        _, value, gradient, _, taken, stuck, _ = state
-        going = (taken < limit) & ~stuck & jnp.isfinite(value)
-        return going if threshold is None else going & ~(norms(gradient) <= threshold)
+        count, _, _, found = state
+        return (count < HALVINGS) & ~found
 
     def body(state: Any) -> Any:
-        w, value, gradient, length, taken, stuck, residuals = state
-        going = active(state)
-        slope = jnp.where(going, -dots(gradient, gradient), 0)
-        new, _, t = line_search(problems, w, value, -gradient, slope, length)
-        new_value, new_gradient = problems.values_and_gradients(new)
-        step, change = new - w, new_gradient - gradient
-        curvature = dots(step, change)
-        bends = curvature > 0
-        length = jnp.where(bends, dots(step, step) / jnp.where(bends, curvature, 1), 2 * t)
-        length = jnp.where(length > 0, length, 1)
-        taken = taken + (going & (t > 0))
-        later = going[:, None] & (columns >= taken[:, None])
-        residuals = jnp.where(later, norms(new_gradient)[:, None], residuals)
-        return new, new_value, new_gradient, length, taken, stuck | (going & (t <= 0)), residuals
+        count, t, best, _ = state
+        new = problem.value(w + t * direction)
+        enough = new <= value + SUFFICIENT * t * slope
+        return count + 1, jnp.where(enough, t, t / 2), jnp.where(enough, new, best), enough
 
-    start = (w, value, gradient, length, taken, jnp.zeros(len(w), bool), residuals)
-    end = jax.lax.while_loop(lambda s: active(s).any(), body, start)
-    return end[0], end[4], end[6]
+    descends = slope < 0
+    start = (
+        jnp.asarray(0),
+        first,
+        value,
+        ~descends,
+    )  # nothing to search where the direction does not descend
+    _, t, best, found = jax.lax.while_loop(unfinished, body, start)
+    return jnp.where(found & descends, t, 0), best
+
+
+class Searched(NamedTuple):
+    """Where the last step began, and how long it was: t = 0 once no step falls enough."""
+
+    w: Array
+    gradient: Array
+    value: Array
+    t: Array
+    begun: Array
+
+
+class LineSearched(Memory):
+    """step = t direction, t found by a line search; its first trial by Barzilai and Borwein, s.s / s.y over
+    the last step, and of length 1 in the first."""
+
+    linear = False
+
+    def start(self, nothing: Any, state: Any, problem: Any, room: int | None) -> Searched:
+        one = jnp.ones((), state.w.dtype)
+        return Searched(state.w, state.gradient, problem.value(state.w), one, jnp.zeros((), bool))
+
+    def __call__(
+        self, direction: Direction, past: Searched, state: Any, problem: Any, layer: Array | int
+    ) -> tuple[Any, Searched]:
+        s, y = state.w - past.w, state.gradient - past.gradient
+        length = ratio(jnp.sum(s * s), jnp.sum(s * y), otherwise=2 * past.t)
+        length = jnp.where(past.begun & (length > 0), length, ratio(1.0, norm(state.gradient), otherwise=1.0))
+        slope = jnp.sum(state.gradient * direction.context.w) * (past.t > 0)
+        t, value = line_search(problem, state.w, past.value, direction.context.w, slope, length)
+        return t * direction, Searched(state.w, state.gradient, value, t, jnp.ones((), bool))
+
+    def stuck(self, past: Searched) -> Array:
+        return past.t <= 0
 
 
 @dataclass(frozen=True)
@@ -96,76 +99,74 @@ class Hessian:
         return jax.jvp(jax.grad(lambda w: self.loss(w, own)), (at,), (vector,))[1]
 
 
-def hessians(problems: ConvexLosses, w: Array, b: Array) -> Operators:
+def hessians(problems: Objective, w: Float[Array, "problems *shape"], b: Array) -> Operator:
     """The second derivatives at w as operators, with a right-hand side."""
-    return Operators(operator=Hessian(problems.loss), data=(problems.data, w), b=b)
+    return Operator(Hessian(problems.loss), (problems.data, w), b)
+
+
+class Newton(NamedTuple):
+    """Where Newton's method stands in every problem."""
+
+    w: Array
+    value: Array
+    gradient: Array
+    size: Array
+    going: Bool[Array, " problems"]
 
 
 @eqx.filter_jit
-def minimise(problems: ConvexLosses) -> tuple[Array, Array, Array]:
+def minimise(problems: Objective) -> tuple[Array, Array, Array]:
     """w*, its loss and its gradient's norm relative to the start's: Newton's method with a line
     search, its system by conjugate gradients."""
-    first = norms(problems.gradients(zeros(problems)))
-    inner = min(zeros(problems)[0].size * 2, 200)
-    target = 10 * jnp.finfo(problems.dtype).eps * first
 
-    def newton(state: Any) -> Any:
-        count, w, _ = state
-        value, gradient = problems.values_and_gradients(w)
-        system = hessians(problems, w, -gradient)
+    def at(w: Array, going: Array) -> Newton:
+        value, gradient = jax.vmap(lambda one, w: jax.value_and_grad(one.value)(w))(problems, w)
+        return Newton(w, value, gradient, jax.vmap(norm)(gradient), going)
 
-        def body(_: int, now: Any) -> Any:
-            enough = norms(now.r) <= 1e-3 * norms(gradient)
-            return conjugate_step(now, system, lambda v: v, ~enough & ~now.flat)
+    first = at(problems.w_0, jnp.ones(len(problems.w_0), bool))
+    target = 10 * jnp.finfo(first.w.dtype).eps * first.size
+    inner = min(2 * first.w[0].size, 200)
+    conjugate = Method(Gradient(Identity()), Conjugate(), 1)
 
-        now = jax.lax.fori_loop(0, inner, body, conjugate_start(jnp.zeros_like(w), -gradient))
-        slope = dots(gradient, now.w)
-        w, _, t = line_search(problems, w, value, now.w, slope, jnp.ones_like(value))
-        return count + 1, w, (t > 0) & (norms(problems.gradients(w)) > target)
+    def newton(state: tuple[Array, Newton]) -> tuple[Array, Newton]:
+        count, now = state
+        system = hessians(problems, now.w, -now.gradient)
+        limit = jnp.where(now.going, inner, 0)
+        end = until(conjugate, system, begin(system, starts(system), 0), limit, 1e-3 * now.size)
+        direction = end.state.w
+        slope = jax.vmap(lambda g, d: jnp.sum(g * d))(now.gradient, direction)
+        t, _ = jax.vmap(line_search)(problems, now.w, now.value, direction, slope, jnp.ones_like(now.value))
+        new = at(jax.vmap(lambda w, t, d: w + t * d)(now.w, t, direction), now.going)
+        return count + 1, new._replace(going=(t > 0) & (new.size > target))
 
-    def unfinished(state: Any) -> Array:
-        return (state[0] < 50) & state[2].any()
+    def unfinished(state: tuple[Array, Newton]) -> Array:
+        return (state[0] < 50) & state[1].going.any()
 
-    start = (jnp.asarray(0), zeros(problems), jnp.ones(len(problems), bool))
-    _, w, _ = jax.lax.while_loop(unfinished, newton, start)
-    value, gradient = problems.values_and_gradients(w)
-    return w, value, norms(gradient) / jnp.where(first > 0, first, 1)
+    end = jax.lax.while_loop(unfinished, newton, (jnp.asarray(0), first))[1]
+    return end.w, end.value, ratio(end.size, first.size, otherwise=0.0)
 
 
-def solve_losses(
-    plan: Plan, problems: ConvexLosses, learned: int, steps: int, tolerance: Array | None
-) -> Raw:
-    """`learned` steps of the method, then gradient steps with a line search up to `steps`; all of them
-    where the learned ones end above the start's loss. No problem's numbers reach another one."""
-    w = zeros(problems)
-    value, gradient = problems.values_and_gradients(w)
-    start = norms(gradient)
-    threshold = None if tolerance is None else tolerance * start
-    finite = problems.finite() & jnp.isfinite(value) & jnp.isfinite(start)
-    count = len(problems)
-    residuals = jnp.broadcast_to(start[:, None], (count, steps + 1))
-    w, r, taken, seen = learned_steps(
-        shortened(plan.coefficients, learned),  # type: ignore[arg-type]
-        lambda w: -problems.gradients(w),
-        Scaled(plan.shared),
-        -gradient,
-        lambda w, r: norms(r),
-        threshold,
-    )
-    residuals = append(residuals, seen.T)
-    good = problems.values(w) <= value
-    good &= jnp.isfinite(norms(r))
+def solve_losses(program: Program, problems: Objective, own: int, steps: int, tolerance: Array | None) -> Raw:
+    """`own` steps of the method, then gradient steps with a line search up to `steps`; all of them
+    where its steps end above the start's loss. No problem's numbers reach another one."""
+    first = begin(problems, starts(problems), steps)
+    values = jax.vmap(lambda one, w: one.value(w))
+    value = values(problems, first.state.w)
+    threshold = None if tolerance is None else tolerance * first.size
+    finite = jax.vmap(lambda one: one.finite())(problems) & jnp.isfinite(value) & jnp.isfinite(first.size)
+    now = own_steps(program.method, problems, first, own, threshold)
+    good = (values(problems, now.state.w) <= value) & jnp.isfinite(now.size)
     path = jnp.where(good, statuses.CHECKED, statuses.FALLBACK)
-    residuals = jnp.where(good[:, None], residuals, start[:, None])
-    taken = jnp.where(good, taken, 0)
-    w = jnp.where(spread(good, w), w, 0)
-    limit = jnp.where(finite, jnp.where(good & (taken < learned), taken, steps), 0)
-    w, taken, residuals = descend(problems, w, limit, taken, residuals, threshold)
-    last, gradient = problems.values_and_gradients(w)
-    good = finite & ((last < value) | (start == 0)) & jnp.isfinite(norms(gradient))
+    now = choose(good, now, first)
+    limit = jnp.where(finite, jnp.where(good & (now.taken < own), now.taken, steps), 0)
+    descent = Method(Gradient(Identity()), LineSearched(), 1)
+    end = until(descent, problems, now, limit, threshold)
+    last = values(problems, end.state.w)
+    good = finite & ((last < value) | (first.size == 0)) & jnp.isfinite(end.size)
     status = path
     if tolerance is not None:
-        status = path + jnp.where(norms(gradient) <= tolerance * start, statuses.MET, statuses.NOT_MET)
+        status = path + jnp.where(end.size <= tolerance * first.size, statuses.MET, statuses.NOT_MET)
     status = jnp.where(good, status, statuses.NO_PROGRESS)
     status = jnp.where(finite, status, statuses.NOT_FINITE)
-    return Raw(jnp.where(spread(good, w), w, 0), status, jnp.where(good, taken, 0), residuals)
+    w = choose(good, end.state.w, problems.w_0)
+    return Raw(w, status, jnp.where(good, end.taken, 0), end.sizes)

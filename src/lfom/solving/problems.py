@@ -2,6 +2,7 @@
 
 import abc
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -12,7 +13,13 @@ from jax import Array
 
 from lfom.core import checks
 from lfom.core.checks import InputError
-from lfom.solving.quadratics import HIGHEST, Matrices, Operators, Quadratics
+from lfom.core.problems import IterateProblem, Objective, Operator, Quadratic, gram_of
+from lfom.solving import kinds
+from lfom.solving.kinds import Kind
+from lfom.solving.learners import Learner, LossLearner, QuadraticLearner
+from lfom.solving.losses import solve_losses
+from lfom.solving.program import Program, Raw
+from lfom.solving.systems import solve_systems
 
 
 class Problems(eqx.Module):
@@ -20,8 +27,8 @@ class Problems(eqx.Module):
 
     @property
     @abc.abstractmethod
-    def kind(self) -> str:
-        """What the problems are, in words."""
+    def kind(self) -> Kind:
+        """What the problems are."""
 
     @property
     @abc.abstractmethod
@@ -31,6 +38,28 @@ class Problems(eqx.Module):
     @property
     @abc.abstractmethod
     def dtype(self) -> Any: ...
+
+    @abc.abstractmethod
+    def each(self) -> Any:
+        """The problems as the core knows them: one of its own, with problems on the leading axis of every
+        array. `jax.vmap` runs it."""
+
+    @abc.abstractmethod
+    def solved(self, program: Program, own: int, steps: int, tolerance: Array | None) -> Raw:
+        """What a compiled `solve` does: `own` steps of the method, `steps` in all."""
+
+    @abc.abstractmethod
+    def learner(self, steps: int, seed: int) -> Learner:
+        """What fits methods to them."""
+
+    @abc.abstractmethod
+    def errors(self, w: Array, best: Array) -> Array:
+        """How far w is from the solution, relative to the start; one number per problem, see Kind.measure."""
+
+    @property
+    def knows_diagonal(self) -> bool:
+        """Whether the diagonals of H are known."""
+        return self.kind.matrix
 
     def __getitem__(self, index: Any) -> Any:
         chosen = slice(index, index + 1 or None) if isinstance(index, int | np.integer) else index
@@ -43,7 +72,29 @@ class Problems(eqx.Module):
         return jax.tree.leaves(eqx.filter(self, eqx.is_array))[0].shape[0]
 
 
-class LeastSquaresProblems(Problems):
+class Quadratics(Problems):
+    """Problems with a quadratic loss w.Aw/2 - b.w."""
+
+    def times(self, vectors: Array) -> Array:
+        """A v of every problem."""
+        return jax.vmap(lambda one, v: one.hessian_times(v))(self.each(), vectors)
+
+    def solved(self, program: Program, own: int, steps: int, tolerance: Array | None) -> Raw:
+        return solve_systems(program, self.each(), own, steps, tolerance)
+
+    def learner(self, steps: int, seed: int) -> Learner:
+        return QuadraticLearner(self, steps, seed)
+
+    def errors(self, w: Array, best: Array) -> Array:
+        def energy(one: Any, v: Array) -> Array:
+            return jnp.sum(v * one.hessian_times(v))
+
+        each = self.each()
+        squares = jax.vmap(energy)(each, w - best) / jax.vmap(energy)(each, best)
+        return jnp.sqrt(jnp.maximum(squares, 0))
+
+
+class LeastSquaresProblems(Quadratics):
     """f(w) = |X w - y|^2 / 2n + ridge |w|^2 / 2: a regression per problem.
 
     X: (problems, n, d). y: (problems, n). ridge: a number, or one per problem.
@@ -72,8 +123,8 @@ class LeastSquaresProblems(Problems):
         self.ridge = jnp.broadcast_to(penalty, (count,))
 
     @property
-    def kind(self) -> str:
-        return "least squares"
+    def kind(self) -> Kind:
+        return kinds.LEAST_SQUARES
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -83,15 +134,17 @@ class LeastSquaresProblems(Problems):
     def dtype(self) -> Any:
         return self.X.dtype
 
-    def quadratics(self) -> Quadratics:
+    def each(self) -> Quadratic:
         """A = X^T X / n + ridge I and b = X^T y / n."""
-        n, d = self.X.shape[1:]
-        gram = jnp.einsum("pni,pnj->pij", self.X, self.X, precision=HIGHEST) / n
-        b = jnp.einsum("pni,pn->pi", self.X, self.y, precision=HIGHEST) / n
-        return Matrices(gram + self.ridge[:, None, None] * jnp.eye(d, dtype=self.dtype), b)
+
+        def one(X: Array, y: Array, ridge: Array) -> Quadratic:
+            gram, moment = gram_of(X, y)
+            return Quadratic(gram + ridge * jnp.eye(X.shape[1], dtype=X.dtype), moment)
+
+        return jax.vmap(one)(self.X, self.y, self.ridge)
 
 
-class LinearSystems(Problems):
+class LinearSystems(Quadratics):
     """A w = b with A symmetric positive definite: the minimiser of w.Aw/2 - b.w.
 
     LinearSystems(A, b): matrices (problems, d, d) and b (problems, d).
@@ -150,8 +203,8 @@ class LinearSystems(Problems):
             )
 
     @property
-    def kind(self) -> str:
-        return "linear systems" if self.operator is None else "operators"
+    def kind(self) -> Kind:
+        return kinds.SYSTEMS if self.operator is None else kinds.OPERATORS
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -161,10 +214,14 @@ class LinearSystems(Problems):
     def dtype(self) -> Any:
         return self.b.dtype
 
-    def quadratics(self) -> Quadratics:
+    @property
+    def knows_diagonal(self) -> bool:
+        return self.operator is None or self.known_diagonal is not None
+
+    def each(self) -> IterateProblem:
         if self.operator is None:
-            return Matrices(A=self.A, b=self.b)  # type: ignore[arg-type]
-        return Operators(operator=self.operator, data=self.data, b=self.b, known_diagonal=self.known_diagonal)
+            return jax.vmap(Quadratic)(self.A, self.b)  # type: ignore[arg-type]
+        return jax.vmap(partial(Operator, self.operator))(self.data, self.b, self.known_diagonal)
 
 
 class ConvexLosses(Problems):
@@ -204,8 +261,8 @@ class ConvexLosses(Problems):
             )
 
     @property
-    def kind(self) -> str:
-        return "convex losses"
+    def kind(self) -> Kind:
+        return kinds.LOSSES
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -216,20 +273,24 @@ class ConvexLosses(Problems):
         floating = [x for x in jax.tree.leaves(self.data) if jnp.issubdtype(x.dtype, jnp.floating)]
         return jnp.result_type(*floating) if floating else jnp.zeros(()).dtype
 
+    def each(self) -> Objective:
+        return Objective(self.loss, jnp.zeros((len(self), *self.shape), self.dtype), self.data)
+
+    def solved(self, program: Program, own: int, steps: int, tolerance: Array | None) -> Raw:
+        return solve_losses(program, self.each(), own, steps, tolerance)
+
+    def learner(self, steps: int, seed: int) -> Learner:
+        return LossLearner(self, steps, seed)
+
     def values(self, w: Array) -> Array:
         return jax.vmap(self.loss)(w, self.data)
 
     def gradients(self, w: Array) -> Array:
         return jax.vmap(jax.grad(self.loss))(w, self.data)
 
-    def values_and_gradients(self, w: Array) -> tuple[Array, Array]:
-        return jax.vmap(jax.value_and_grad(self.loss))(w, self.data)
-
-    def finite(self) -> Array:
-        """Which problems hold finite numbers only, (problems,)."""
-        leaves = [x for x in jax.tree.leaves(self.data) if jnp.issubdtype(x.dtype, jnp.floating)]
-        good = [jnp.isfinite(leaf.reshape(len(leaf), -1)).all(axis=1) for leaf in leaves]
-        return jnp.stack([jnp.ones(len(self), bool), *good]).all(axis=0)
+    def errors(self, w: Array, best: Array) -> Array:
+        lowest = self.values(best)
+        return (self.values(w) - lowest) / (self.values(jnp.zeros_like(best)) - lowest)
 
 
 def _fitting(

@@ -5,21 +5,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jaxtyping import Bool, Float
 
+from lfom.core.arrays import norm, ratio
 from lfom.core.checks import InputError
-from lfom.solving.preconditioners import Identity, Scaled
-from lfom.solving.quadratics import Matrices, Quadratics, norms
-from lfom.solving.steps import Conjugated, conjugate_start, conjugate_step
+from lfom.core.memories import Conjugate
+from lfom.core.methods import Method
+from lfom.core.problems import IterateProblem
+from lfom.core.stopping import begin, until
+from lfom.solving.systems import plain_reader, starts
 
 
-def solutions(quadratics: Quadratics) -> Array:
+def solutions(problems: IterateProblem) -> Float[Array, "problems *shape"]:
     """w* of every problem: from the matrices directly, else by conjugate gradients to the end."""
-    if isinstance(quadratics, Matrices):
-        return _direct(
-            np.asarray(quadratics.A, np.float64), np.asarray(quadratics.b, np.float64), quadratics.b
-        )
-    limit = 1e3 * jnp.finfo(quadratics.b.dtype).eps ** 0.75
-    w, residual, flat = _iterated(quadratics)
+    if problems.has_gram():
+        gram, moment = problems.gram, problems.moment  # type: ignore[attr-defined]
+        return _direct(np.asarray(gram, np.float64), np.asarray(moment, np.float64), moment)
+    w, residual, flat = _iterated(problems)
+    limit = 1e3 * jnp.finfo(w.dtype).eps ** 0.75
     flat &= residual > limit  # below, rounding alone makes a direction flat
     if bool(flat.any()):
         raise InputError(
@@ -29,7 +32,7 @@ def solutions(quadratics: Quadratics) -> Array:
     if not bool((residual <= limit).all()):
         worst = int(jnp.argmax(jnp.where(jnp.isnan(residual), jnp.inf, residual)))
         raise InputError(
-            f"problem {worst} could not be solved for learning: after {_longest(quadratics)} steps of "
+            f"problem {worst} could not be solved for learning: after {_longest(w)} steps of "
             f"conjugate gradients its relative residual is {float(residual[worst]):.1e} (wanted {limit:.1e}). "
             "Its operator is singular, not symmetric or too ill conditioned for this precision; try float64."
         )
@@ -58,27 +61,15 @@ def _direct(A: np.ndarray, b: np.ndarray, like: Array) -> Array:
     return jnp.asarray(w, like.dtype)
 
 
-def _longest(quadratics: Quadratics) -> int:
-    return min(20 * quadratics.b[0].size, 20_000)
+def _longest(w: Array) -> int:
+    return min(20 * w[0].size, 20_000)
 
 
 @eqx.filter_jit
-def _iterated(quadratics: Quadratics) -> tuple[Array, Array, Array]:
-    diagonal = quadratics.diagonal()
-    precondition = Scaled(Identity(), None if diagonal is None else 1 / jnp.sqrt(diagonal))
-    b = quadratics.b
-    target = 10 * jnp.finfo(b.dtype).eps * norms(b)
-    start = (jnp.asarray(0), conjugate_start(jnp.zeros_like(b), b))
-
-    def unfinished(state: tuple[Array, Conjugated]) -> Array:
-        active = (norms(state[1].r) > target) & ~state[1].flat
-        return (state[0] < _longest(quadratics)) & active.any()
-
-    def body(state: tuple[Array, Conjugated]) -> tuple[Array, Conjugated]:
-        count, now = state
-        active = (norms(now.r) > target) & ~now.flat
-        return count + 1, conjugate_step(now, quadratics, precondition, active)
-
-    _, end = jax.lax.while_loop(unfinished, body, start)
-    size = jnp.where(norms(b) > 0, norms(b), 1)
-    return end.w, norms(b - quadratics.times(end.w)) / size, end.flat
+def _iterated(problems: IterateProblem) -> tuple[Array, Float[Array, " problems"], Bool[Array, " problems"]]:
+    first = begin(problems, starts(problems), 0)
+    target = 10 * jnp.finfo(first.size.dtype).eps * first.size
+    limit = jnp.full_like(first.taken, _longest(first.state.w))
+    end = until(Method(plain_reader(problems), Conjugate(), 1), problems, first, limit, target)
+    left = jax.vmap(lambda one, w: norm(one.gradient(w)))(problems, end.state.w)
+    return end.state.w, ratio(left, jnp.where(first.size > 0, first.size, 1)), end.stuck

@@ -1,61 +1,84 @@
 """The extreme eigenvalues of M A over a batch of problems."""
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jaxtyping import Float
 
-from lfom.solving.preconditioners import Scaled, Shared
-from lfom.solving.quadratics import Matrices, Quadratics, dots, spread
+from lfom.core.memories import Conjugate
+from lfom.core.methods import Method
+from lfom.core.problems import IterateProblem, Operator
+from lfom.core.unroll import trace
+from lfom.solving.joint import coefficients_met
 
 LARGEST_EXACT = 512  # unknowns
 LANCZOS = 40  # steps
 
 
-def extreme_eigenvalues(quadratics: Quadratics, shared: Shared, scale: Array) -> tuple[float, float, bool]:
-    """The smallest and the largest, and whether they are exact."""
-    if isinstance(quadratics, Matrices) and quadratics.b.shape[1] <= LARGEST_EXACT:
-        d = quadratics.b.shape[1]
-        M = np.asarray(shared(jnp.eye(d, dtype=quadratics.b.dtype)), np.float64)
+@eqx.filter_jit
+def matrices(problems: IterateProblem) -> Float[Array, "problems size size"]:
+    """Every A as a matrix over the flattened unknowns: for learning and for tests, where d is small."""
+    if problems.has_gram():
+        return problems.gram  # type: ignore[attr-defined]
+    shape = jax.eval_shape(jax.vmap(lambda one: one.initial()[0]), problems).shape
+    size = int(np.prod(shape[1:]))
+    units = jnp.eye(size).reshape(size, *shape[1:])
+
+    def column(unit: Array) -> Array:
+        return jax.vmap(lambda one: one.hessian_times(unit.astype(one.initial()[0].dtype)))(problems)
+
+    columns = jax.lax.map(column, units)  # (size, problems, *shape)
+    return jnp.moveaxis(columns.reshape(size, -1, size), 0, -1)
+
+
+def extreme_eigenvalues(problems: IterateProblem, reader: Any) -> tuple[float, float, bool]:
+    """The smallest and the largest, and whether they are exact. reader: of the gradient times M, positive
+    definite, in Jacobi's coordinates or not."""
+    size = jax.eval_shape(lambda: jax.tree.map(lambda leaf: leaf[0], problems)).unknowns()
+    if problems.has_gram() and size <= LARGEST_EXACT:
+        A = np.asarray(matrices(problems), np.float64)
+        seen, M = _coordinates(problems, reader, size)
+        s = np.ones(A.shape[:2]) if seen is None else np.asarray(seen, np.float64)
+        M = np.asarray(M, np.float64)
         values, vectors = np.linalg.eigh((M + M.T) / 2)
         root = vectors * np.sqrt(values) @ vectors.T
-        flat = np.asarray(scale, np.float64)
-        A = flat[:, :, None] * np.asarray(quadratics.A, np.float64) * flat[:, None, :]
-        found = np.linalg.eigvalsh(root @ A @ root)
+        found = np.linalg.eigvalsh(root @ (s[:, :, None] * A * s[:, None, :]) @ root)
         return max(float(found.min()), 0.0), float(found.max()), True
-    low, high = _lanczos(quadratics, Scaled(shared, scale), min(LANCZOS, quadratics.b[0].size))
+    low, high = _lanczos(problems, reader, min(LANCZOS, size))
     return float(low.min()), float(high.max()), False
 
 
 @eqx.filter_jit
-def _lanczos(quadratics: Quadratics, precondition: Scaled, steps: int) -> tuple[Array, Array]:
+def _coordinates(problems: IterateProblem, reader: Any, size: int) -> tuple[Any, Array]:
+    return jax.vmap(reader.look)(problems), reader.A.matrix(size)
+
+
+@eqx.filter_jit
+def _lanczos(problems: IterateProblem, reader: Any, steps: int) -> tuple[Array, Array]:
     """Extreme Ritz values of M A from a random start: inside the spectrum, close to its ends.
 
     Conjugate gradients hold Lanczos' tridiagonal matrix in their coefficients:
-    T[l, l] = 1 / alpha_l + beta_l / alpha_{l-1}, T[l, l+1] = sqrt(beta_{l+1}) / alpha_l.
+    T[l, l] = 1 / alpha_l + gamma_l / alpha_{l-1}, T[l, l+1] = sqrt(gamma_{l+1}) / alpha_l.
     """
-    r = jax.random.normal(jax.random.key(0), quadratics.b.shape, quadratics.b.dtype)
+    method = Method(reader, Conjugate(), steps)
+    moments = jax.vmap(lambda one: one.initial()[0])(problems)
+    starts = jax.random.normal(jax.random.key(0), moments.shape, moments.dtype)
 
-    def body(
-        carry: tuple[Array, Array, Array], _: None
-    ) -> tuple[tuple[Array, Array, Array], tuple[Array, Array]]:
-        r, direction, before = carry
-        z = precondition(r)
-        rz = dots(r, z)
-        beta = jnp.where(before > 0, rz / jnp.where(before > 0, before, 1), 0)
-        direction = z + spread(beta, z) * direction
-        image = quadratics.times(direction)
-        curvature = dots(direction, image)
-        good = (curvature > 0) & (rz > 0)
-        alpha = jnp.where(good, rz / jnp.where(good, curvature, 1), 1)
-        return (r - spread(alpha, r) * image, direction, rz), (alpha, beta)
+    def one(problem: IterateProblem, start: Array) -> tuple[Array, Array]:
+        other = Operator(lambda data, v: data.hessian_times(v), problem, start, problem.diagonal())
+        _, _, (alpha, gamma) = trace(method, other, None, coefficients_met, loop=True)
+        return alpha, gamma
 
-    start = (r, jnp.zeros_like(r), jnp.zeros(len(r), r.dtype))
-    _, (alpha, beta) = jax.lax.scan(body, start, None, length=steps)
-    shifted = jnp.concatenate([jnp.ones((1, alpha.shape[1]), alpha.dtype), alpha[:-1]])
-    main = 1 / alpha + beta / shifted
-    off = jnp.sqrt(beta[1:]) / alpha[:-1]
-    T = jax.vmap(lambda a, b: jnp.diag(a) + jnp.diag(b, 1) + jnp.diag(b, -1), (1, 1))(main, off)
+    alpha, gamma = jax.vmap(one)(problems, starts)
+    before = jnp.concatenate([alpha[:, :1], alpha[:, :-1]], axis=1)
+    going = alpha > 0  # once the space ends, the first quotient stands for the rest: it lies inside
+    inverse, inverse_before = (1 / jnp.where(a > 0, a, alpha[:, :1]) for a in (alpha, before))
+    main = jnp.where(going, inverse + gamma * inverse_before, inverse)
+    off = jnp.where(going[:, 1:], jnp.sqrt(gamma[:, 1:]) * inverse[:, :-1], 0)
+    T = jax.vmap(lambda a, b: jnp.diag(a) + jnp.diag(b, 1) + jnp.diag(b, -1))(main, off)
     values = jnp.linalg.eigvalsh(T)
     return values[:, 0], values[:, -1]

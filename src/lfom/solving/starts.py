@@ -1,101 +1,152 @@
 """Where the fit of a preconditioner begins: the inverse of the family's mean operator, in the
 coordinates and of the kind asked for; or, mode by mode, the best map from b to w*."""
 
+from collections.abc import Callable
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jaxtyping import Float
 
-from lfom.solving.preconditioners import Diagonal, Full, Identity, LowRank, Shared, Transformed, along_axes
-from lfom.solving.quadratics import HIGHEST, Quadratics, dots, matrices, spread
+from lfom.core.arrays import HIGHEST, as_array, filled, pad_axes
+from lfom.core.preconditioners import Definite, Diagonal, Factored, Identity, LowRank, Transformed, along_axes
+from lfom.core.problems import IterateProblem
+from lfom.core.readers import Reader
+from lfom.solving.spectra import matrices
 
 PROBES = 16  # random vectors per problem, where a diagonal has to be estimated
 RANK = 8
+SMALL = 256  # unknowns: up to here the mean operator is formed for every kind
 
 
-def start(kind: str, quadratics: Quadratics, w: Array, scale: Array, key: Array) -> Shared:
-    """scale: the diagonal change of coordinates, (problems, *shape). w: the solutions."""
-    share = jnp.full(len(w), 1 / len(w), w.dtype)
-    if kind == "identity":
-        return Identity()
-    if kind in ("sine", "cosine"):
-        return _transformed(kind, quadratics, w, share, scale, key)
-    small = quadratics.b[0].size <= 256
-    if kind == "full" or small:
-        mean = _mean(quadratics, share, scale)
-        return _of_matrix(kind, mean, quadratics.b.shape[1:], quadratics.b.dtype)
-    diagonal = _estimated_diagonal(quadratics, share, scale, key)
-    if kind == "diagonal":
-        return Diagonal(-jnp.log(diagonal))
-    return _from_solutions(diagonal, quadratics, w, share, scale)
+class Setting(eqx.Module):
+    """What a start is found from. b: the right-hand sides; w: the solutions. scale: the diagonal change of
+    coordinates. key: of random vectors."""
+
+    problems: IterateProblem
+    b: Float[Array, "problems *shape"]
+    w: Float[Array, "problems *shape"]
+    scale: Float[Array, "problems *shape"]
+    key: Array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.w.shape[1:]
+
+    def unit_energy(self) -> Array:
+        """What makes b.w of every problem 1 / problems, shaped to multiply vectors."""
+        energy = jnp.sum((self.b * self.w).reshape(len(self.w), -1), axis=1)
+        return pad_axes(jnp.sqrt(1 / (len(self.w) * energy)), self.w.ndim)
+
+    def probed(self) -> tuple[Array, Array]:
+        """Random vectors and their images in the given coordinates, (probes, problems, *shape)."""
+        v = jax.random.rademacher(self.key, (PROBES, *self.w.shape), self.w.dtype)
+        times = jax.vmap(lambda one, v: one.hessian_times(v))
+        return v, jax.lax.map(lambda one: self.scale * times(self.problems, self.scale * one), v)
 
 
-def _mean(quadratics: Quadratics, share: Array, scale: Array) -> np.ndarray:
-    mean = np.asarray(_mean_matrix(quadratics, share, scale), np.float64)
+def start(kind: str, problems: IterateProblem, w: Array, reader: Reader, key: Array) -> Definite:
+    """A matrix of this kind. w: the solutions. reader: of the plain gradient, in the coordinates asked for."""
+    return STARTS[kind](_setting(problems, w, reader, key))
+
+
+@eqx.filter_jit
+def _setting(problems: IterateProblem, w: Array, reader: Reader, key: Array) -> Setting:
+    b, seen = -jax.vmap(lambda one: one.initial()[1])(problems), jax.vmap(reader.look)(problems)
+    return Setting(problems, b, w, jnp.ones_like(w) if seen is None else seen, key)
+
+
+def _full(at: Setting) -> Definite:
+    values, vectors = _softest(at)
+    base = as_array(vectors / np.sqrt(values), at.w.dtype)
+    return Factored(base, filled(base, 0.0))
+
+
+def _low_rank(at: Setting) -> Definite:
+    """One scale for most directions, more for the softest ones."""
+    if at.w[0].size > SMALL:
+        return _from_solutions(at, _estimated_diagonal(at))
+    values, vectors = _softest(at)
+    rank = min(RANK, len(values) // 2)
+    rest = 1 / np.exp(np.mean(np.log(values[rank:])))
+    V = vectors[:, :rank] * np.sqrt(np.maximum(1 / (values[:rank] * rest) - 1, 1e-3))
+    logs = np.full(at.shape, np.log(rest))
+    return LowRank(as_array(logs, at.w.dtype), as_array(V.reshape(*at.shape, rank), at.w.dtype))
+
+
+def _diagonal(at: Setting) -> Definite:
+    if at.w[0].size > SMALL:
+        return Diagonal(-jnp.log(_estimated_diagonal(at)))
+    return Diagonal(as_array(-np.log(np.diag(_mean(at))).reshape(at.shape), at.w.dtype))
+
+
+def _softest(at: Setting) -> tuple[np.ndarray, np.ndarray]:
+    """Eigenvalues of the mean operator, the smallest first and none of them too small, and vectors."""
+    values, vectors = np.linalg.eigh(_mean(at))
+    return np.maximum(values, values[-1] * 1e-6), vectors
+
+
+def _mean(at: Setting) -> np.ndarray:
+    mean = np.asarray(_mean_matrix(at), np.float64)
     return (mean + mean.T) / 2
 
 
 @eqx.filter_jit
-def _mean_matrix(quadratics: Quadratics, share: Array, scale: Array) -> Array:
-    flat = scale.reshape(len(scale), -1)
-    return jnp.einsum("p,pi,pij,pj->ij", share, flat, matrices(quadratics), flat, precision=HIGHEST)
-
-
-def _of_matrix(kind: str, mean: np.ndarray, shape: tuple[int, ...], dtype: jnp.dtype) -> Shared:
-    if kind == "diagonal":
-        return Diagonal(jnp.asarray(-np.log(np.diag(mean)).reshape(shape), dtype))
-    values, vectors = np.linalg.eigh(mean)
-    values = np.maximum(values, values[-1] * 1e-6)
-    if kind == "full":
-        base = vectors / np.sqrt(values)
-        return Full(jnp.asarray(base, dtype), jnp.zeros(base.shape, dtype))
-    # low rank: one scale for most directions, more for the softest ones
-    rank = min(RANK, len(values) // 2)
-    rest = 1 / np.exp(np.mean(np.log(values[rank:])))
-    V = vectors[:, :rank] * np.sqrt(np.maximum(1 / (values[:rank] * rest) - 1, 1e-3))
-    logs = np.full(shape, np.log(rest))
-    return LowRank(jnp.asarray(logs, dtype), jnp.asarray(V.reshape(*shape, rank), dtype))
-
-
-def _probed(quadratics: Quadratics, scale: Array, key: Array) -> tuple[Array, Array]:
-    """Random vectors and their images in the given coordinates, (probes, problems, *shape)."""
-    v = jax.random.rademacher(key, (PROBES, *quadratics.b.shape), quadratics.b.dtype)
-    return v, jax.lax.map(lambda one: scale * quadratics.times(scale * one), v)
+def _mean_matrix(at: Setting) -> Array:
+    flat = at.scale.reshape(len(at.scale), -1)
+    return jnp.einsum("pi,pij,pj->ij", flat, matrices(at.problems), flat, precision=HIGHEST) / len(flat)
 
 
 @eqx.filter_jit
-def _estimated_diagonal(quadratics: Quadratics, share: Array, scale: Array, key: Array) -> Array:
-    known = quadratics.diagonal()
+def _estimated_diagonal(at: Setting) -> Array:
+    known = jax.vmap(lambda one: one.diagonal())(at.problems)
     if known is not None:
-        return jnp.sum(spread(share, known) * known * scale**2, axis=0)
-    v, image = _probed(quadratics, scale, key)
-    found = jnp.sum(spread(share, scale) * jnp.mean(v * image, axis=0), axis=0)
+        return jnp.mean(known * at.scale**2, axis=0)
+    v, image = at.probed()
+    found = jnp.mean(v * image, axis=(0, 1))
     return jnp.maximum(found, 1e-3 * jnp.mean(found))
 
 
-@eqx.filter_jit
-def _transformed(
-    kind: str, quadratics: Quadratics, w: Array, share: Array, scale: Array, key: Array
-) -> Transformed:
-    """Mode by mode, the number m with the smallest sum of (m b - w*)^2, problems of unit energy."""
-    energy = spread(jnp.sqrt(share / dots(quadratics.b, w)), w)
-    b, solution = along_axes(scale * quadratics.b * energy, kind), along_axes(w / scale * energy, kind)
-    modes = jnp.sum(b * solution, axis=0) / jnp.sum(b**2, axis=0)
-    v, image = _probed(quadratics, scale, key)
-    flat = jax.vmap(lambda x: along_axes(x, kind))
-    inverse = jnp.sum(spread(share, scale) * jnp.mean(flat(v) * flat(image), axis=0), axis=0)
-    inverse = 1 / jnp.maximum(inverse, 1e-6 * jnp.mean(inverse))
-    sound = (modes > inverse / 30) & (modes < inverse * 30)
-    return Transformed(jnp.log(jnp.where(sound, modes, inverse)), kind)
+def _transformed(transform: str) -> Callable[[Setting], Definite]:
+    @eqx.filter_jit
+    def start(at: Setting) -> Definite:
+        """Mode by mode, the number m with the smallest sum of (m b - w*)^2, problems of unit energy."""
+
+        def modes_of(vector: Array) -> Array:
+            return along_axes(vector, transform, len(at.shape))
+
+        energy = at.unit_energy()
+        b, solution = (
+            jax.vmap(modes_of)(at.scale * at.b * energy),
+            jax.vmap(modes_of)(at.w / at.scale * energy),
+        )
+        modes = jnp.sum(b * solution, axis=0) / jnp.sum(b**2, axis=0)
+        v, image = (jax.vmap(jax.vmap(modes_of))(x) for x in at.probed())
+        inverse = jnp.mean(v * image, axis=(0, 1))
+        inverse = 1 / jnp.maximum(inverse, 1e-6 * jnp.mean(inverse))
+        sound = (modes > inverse / 30) & (modes < inverse * 30)
+        return Transformed(jnp.log(jnp.where(sound, modes, inverse)), transform)
+
+    return start
 
 
 @eqx.filter_jit
-def _from_solutions(diagonal: Array, quadratics: Quadratics, w: Array, share: Array, scale: Array) -> LowRank:
+def _from_solutions(at: Setting, diagonal: Array) -> Definite:
     """Directions in which the solutions lie, for operators too large for matrices."""
-    energy = jnp.sqrt(share / dots(quadratics.b, w))
-    root = jnp.sqrt(diagonal)
-    rows = (root * w / scale * spread(energy, w)).reshape(len(w), -1)
+    rows = (jnp.sqrt(diagonal) * at.w / at.scale * at.unit_energy()).reshape(len(at.w), -1)
     _, _, vectors = jnp.linalg.svd(rows, full_matrices=False)
-    V = vectors[: min(RANK, len(vectors))].T.reshape(*w.shape[1:], -1)
+    V = vectors[: min(RANK, len(vectors))].T.reshape(*at.shape, -1)
     return LowRank(-jnp.log(diagonal), V)
+
+
+STARTS: dict[str, Callable[[Any], Definite]] = {
+    "identity": lambda at: Identity(),
+    "diagonal": _diagonal,
+    "low-rank": _low_rank,
+    "sine": _transformed("sine"),
+    "cosine": _transformed("cosine"),
+    "full": _full,
+}

@@ -4,9 +4,9 @@ The last digit is the path taken, the tens say how a tolerance fared.
 """
 
 PATHS = (
-    "learned steps, within the method's promise",
-    "learned steps, checked afterwards",
-    "learned steps on the rescaled problem, checked afterwards",
+    "the method's steps, within its promise",
+    "the method's steps, checked afterwards",
+    "the method's steps on the rescaled problem, checked afterwards",
     "fallback",
 )
 CERTIFIED, CHECKED, RESCALED, FALLBACK = range(4)

@@ -1,14 +1,44 @@
 """What can be learned: coefficients times a preconditioner times coordinates, by name."""
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from lfom.core import checks
 from lfom.core.checks import InputError
 
-FAMILIES = ("scalar", "diagonal", "preconditioned", "conjugate")
 PRECONDITIONERS = ("identity", "diagonal", "low-rank", "sine", "cosine", "full")
 LARGEST_FULL = 512  # unknowns: a full preconditioner has half as many parameters squared
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """Who computes the coefficients of a step. matrices: whether there is a preconditioner beside them.
+    per_unknown: whether every unknown has its own; these begin with a diagonal matrix, which goes into them.
+    conjugate: whether they are computed from each problem, which needs a quadratic. free: whether they are
+    always affordable."""
+
+    matrices: bool = True
+    per_unknown: bool = False
+    conjugate: bool = False
+    free: bool = False
+
+    def numbers(self, table: int, size: int) -> int:
+        """How many are fitted, from the entries of a table and the number of unknowns."""
+        return 0 if self.conjugate else table * (size if self.per_unknown else 1)
+
+
+FAMILIES = {
+    "scalar": Coefficients(matrices=False, free=True),
+    "diagonal": Coefficients(matrices=False, per_unknown=True),
+    "preconditioned": Coefficients(),
+    "conjugate": Coefficients(conjugate=True),
+}
+MATRICES: dict[str, Callable[[int, int], int]] = {  # parameters, from the unknowns and the rank
+    "identity": lambda size, rank: 0,
+    "full": lambda size, rank: size * (size + 1) // 2,
+    "low-rank": lambda size, rank: size * (rank + 1),
+}
 
 
 @dataclass(frozen=True)
@@ -21,20 +51,25 @@ class Structure:
     jacobi: bool = False
 
     @property
+    def coefficients(self) -> Coefficients:
+        return FAMILIES[self.family]
+
+    @property
+    def first_matrix(self) -> str:
+        """The kind of M that a fit begins with."""
+        return "diagonal" if self.coefficients.per_unknown else self.preconditioner
+
+    @property
     def name(self) -> str:
-        if self.family in ("scalar", "diagonal") and not self.jacobi:
+        if not self.coefficients.matrices and not self.jacobi:
             return self.family
         return f"{self.family}:{'jacobi+' * self.jacobi}{self.preconditioner}"
 
     def parameters(self, shape: tuple[int, ...], steps: int, rank: int) -> int:
         """How many numbers are fitted."""
-        size = 1
-        for n in shape:
-            size *= n
-        table = steps * (steps + 1) // 2
-        of_coefficients = {"conjugate": 0, "diagonal": table * size}.get(self.family, table)
-        of_matrix = {"identity": 0, "full": size * (size + 1) // 2, "low-rank": size * (rank + 1)}
-        return of_coefficients + of_matrix.get(self.preconditioner, size)
+        size = math.prod(shape)
+        matrix = MATRICES.get(self.preconditioner, lambda size, rank: size)
+        return self.coefficients.numbers(steps * (steps + 1) // 2, size) + matrix(size, rank)
 
 
 def parse(name: str) -> Structure:
@@ -44,16 +79,14 @@ def parse(name: str) -> Structure:
     jacobi = rest == "jacobi" or rest.startswith("jacobi+")
     kind = rest.removeprefix("jacobi").removeprefix("+") or "identity"
     checks.known("preconditioner", kind, PRECONDITIONERS)
-    if family in ("scalar", "diagonal") and kind != "identity":
+    if kind != "identity" and not FAMILIES[family].matrices:
         raise InputError(f"structure {name!r}: only preconditioned and conjugate have a preconditioner.")
     return Structure(family, kind, jacobi)
 
 
 def available(shape: tuple[int, ...], jacobi: bool, losses: bool) -> list[Structure]:
     """Every structure that exists for problems of this shape. jacobi: diagonals are known."""
-    size = 1
-    for n in shape:
-        size *= n
+    size = math.prod(shape)
     kinds = ["diagonal"]
     if size > 3:
         kinds.append("low-rank")
@@ -66,10 +99,10 @@ def available(shape: tuple[int, ...], jacobi: bool, losses: bool) -> list[Struct
         if coordinates:
             found += [Structure("scalar", jacobi=True), Structure("conjugate", jacobi=True)]
         for kind in kinds:
-            found.append(Structure("preconditioned", kind, coordinates))
-            if not losses:
-                found.append(Structure("conjugate", kind, coordinates))
-    return found
+            found += [
+                Structure(family, kind, coordinates) for family, own in FAMILIES.items() if own.matrices
+            ]
+    return [one for one in found if not (losses and one.coefficients.conjugate)]
 
 
 def chosen(wanted: str | Iterable[str], everything: list[Structure]) -> list[Structure]:
@@ -80,7 +113,7 @@ def chosen(wanted: str | Iterable[str], everything: list[Structure]) -> list[Str
     found: list[Structure] = []
     for name in [wanted] if isinstance(wanted, str) else list(wanted):
         one = parse(name)
-        exact = ":" in name or one.family in ("scalar", "diagonal")
+        exact = ":" in name or not one.coefficients.matrices
         members = [one] if exact else [s for s in everything if s.family == one.family]
         missing = [s for s in members if s not in everything]
         if missing or not members:

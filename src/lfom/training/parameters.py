@@ -128,7 +128,7 @@ def from_vector(model: Any, vector: np.ndarray, *, on_device: bool = True) -> An
     leaves, structure = jax.tree.flatten(arrays)
     parts = np.split(np.asarray(vector), np.cumsum([leaf.size for leaf in leaves])[:-1])
     last = np.shape(vector)[1:]
-    shaped: list[Any] = [part.reshape(*leaf.shape, *last) for part, leaf in zip(parts, leaves, strict=True)]
+    shaped: list[Any] = [part.reshape((*leaf.shape, *last)) for part, leaf in zip(parts, leaves, strict=True)]
     shaped = [as_array(part) for part in shaped] if on_device else shaped
     return eqx.combine(jax.tree.unflatten(structure, shaped), static)
 

@@ -1,0 +1,40 @@
+"""Files that are either whole or not there."""
+
+import os
+import tempfile
+from pathlib import Path
+
+from lfom.core.checks import InputError
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write beside `path`, then rename: at any moment, also after a loss of power, `path` holds the old file
+    or the new one, whole."""
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        temporary = Path(name)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.chmod(0o644)
+            temporary.replace(path)
+            _sync_folder(path.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be written ({error.strerror}); a file that was there before is unchanged. Free some "
+            "space, or choose another place."
+        ) from error
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the new name last through a power cut, where the system can (Windows cannot)."""
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,98 @@
+"""A stopping rule: the one step of `unroll`, on a batch of problems of which each stops by itself.
+
+Problems that are done are frozen: their states stay as they are to the last bit, and their steps are not
+counted. The batch is one explicit loop around a vmapped step, so that the number of the layer is the same
+for all problems and parameters of layers are read once, not gathered per problem.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, Float, Int
+
+from lfom.core.arrays import norm, pad_axes
+from lfom.core.methods import Algorithm
+from lfom.core.parameters import by_layer
+from lfom.core.problems import IterateProblem
+
+
+class Progress(NamedTuple):
+    """Where every problem of a batch stands. size: the norm of its gradient at the answer; sizes: the same
+    after every step, the last one standing for what is not reached. stuck: its memory can go no further.
+    stretch: the largest |H step| / |step| met, an estimate of the norm of H (see `IterateProblem.stretch`)."""
+
+    state: Any
+    taken: Int[Array, " problems"]
+    size: Float[Array, " problems"]
+    sizes: Float[Array, "problems columns"]
+    stuck: Bool[Array, " problems"]
+    stretch: Float[Array, " problems"]
+
+
+def begin(problems: IterateProblem, state: Any, steps: int) -> Progress:
+    """No step taken yet, with room for so many of them."""
+    size = jax.vmap(lambda problem, one: norm(problem.left(one)))(problems, state)
+    nothing = jnp.zeros_like(size)
+    sizes = jnp.broadcast_to(size[:, None], (len(size), steps + 1))
+    return Progress(state, nothing.astype(int), size, sizes, nothing.astype(bool), nothing)
+
+
+def choose(which: Bool[Array, " problems"], yes: Any, no: Any) -> Any:
+    """For every problem of two trees the one or the other."""
+    return jax.tree.map(lambda a, b: jnp.where(pad_axes(which, a.ndim), a, b), yes, no)
+
+
+def until(
+    algorithm: Algorithm,
+    problems: IterateProblem,
+    now: Progress,
+    limit: Int[Array, " problems"],
+    threshold: Float[Array, " problems"] | None = None,
+    own: Any = None,
+    bind: Callable[[Any, Any], Algorithm] | None = None,
+) -> Progress:
+    """Steps from where every problem stands until it has taken `limit` of them, its gradient is no larger
+    than `threshold`, it is stuck or its numbers overflow.
+
+    own, bind: bind(algorithm, own of one problem) is what that problem runs; by default what it has read
+    off the problem. The memory starts empty.
+    """
+    algorithm = algorithm.ready()
+    if bind is None:
+        bind, own = (lambda one, seen: one.bind(seen)), jax.vmap(algorithm.look)(problems)
+    stacked, here = by_layer(algorithm, algorithm.depth)
+    columns = jnp.arange(now.sizes.shape[1])
+
+    def goes_on(now: Progress) -> Array:
+        going = (now.taken < limit) & ~now.stuck & jnp.isfinite(now.size)
+        return going if threshold is None else going & ~(now.size <= threshold)
+
+    def start(problem: Any, state: Any, own: Any) -> Any:
+        return bind(here([a[0] for a in stacked]), own).start(state, problem, algorithm.depth)
+
+    def body(carry: Any) -> Any:
+        index, past, now = carry
+        layer = here([jax.lax.dynamic_index_in_dim(a, index, 0, False) for a in stacked])
+
+        def one(problem: Any, state: Any, past: Any, own: Any) -> Any:
+            bound = bind(layer, own)
+            step, past = bound.step(state, past, problem, index)
+            moved = problem.move(state, step)
+            stuck = jnp.asarray(bound.stuck(past))
+            return moved, past, norm(problem.left(moved)), stuck, problem.stretch(step)
+
+        going = goes_on(now)
+        moved, past, size, stuck, stretch = jax.vmap(one)(problems, now.state, past, own)
+        stuck = now.stuck | (going & stuck)
+        taken = now.taken + (going & ~stuck)
+        size = jnp.where(going, size, now.size)
+        later = going[:, None] & (columns >= taken[:, None])
+        sizes = jnp.where(later, size[:, None], now.sizes)
+        stretch = jnp.where(going & (stretch > now.stretch), stretch, now.stretch)
+        return index + 1, past, Progress(choose(going, moved, now.state), taken, size, sizes, stuck, stretch)
+
+    carry = (jnp.asarray(0), jax.vmap(start)(problems, now.state, own), now)
+    return jax.lax.while_loop(lambda carry: goes_on(carry[2]).any(), body, carry)[2]

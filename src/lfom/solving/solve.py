@@ -1,0 +1,126 @@
+"""method.solve: any method on a batch of problems, its budget, and what it refuses."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from lfom.core import checks
+from lfom.core.checks import InputError
+from lfom.core.methods import Algorithm
+from lfom.solving.batches import solve_batch
+from lfom.solving.kinds import Kind
+from lfom.solving.problems import Problems
+from lfom.solving.program import program_of
+from lfom.solving.records import Solution
+
+LONGEST = 1_000  # steps, where a tolerance is given and no number of steps
+
+
+def solve(method: Algorithm, problems: Problems, steps: int | None, tolerance: float | None) -> Solution:
+    """See `Method.solve`."""
+    _check(method, problems)
+    given = budget(method, steps, tolerance, problems.shape, problems.dtype)
+    raw = solve_batch(program_of(method), problems, *given)
+    status, taken, residuals = (np.asarray(part) for part in raw[1:])
+    return Solution(raw.value, status, taken, residuals, method, problems.kind.fallback)
+
+
+def budget(
+    method: Algorithm, steps: int | None, tolerance: float | None, shape: tuple[int, ...], dtype: Any
+) -> tuple[int, int, Array | None]:
+    """What `solve` makes of its arguments: the method's own steps, steps in all, tolerance."""
+    asked = steps is not None
+    steps = checks.count("steps", steps if asked else method.depth)
+    limit = None
+    if tolerance is not None:
+        with jax.ensure_compile_time_eval():  # a number also inside somebody's jit
+            limit = jnp.asarray(_checked_tolerance(method, tolerance, dtype), dtype)
+        if not asked:
+            steps = min(LONGEST, method.depth + 2 * math.prod(shape))
+    return 0 if method.is_conjugate else min(steps, method.depth), steps, limit
+
+
+def check_shape(method: Algorithm, shape: tuple[int, ...]) -> None:
+    if method.shape is not None and method.shape != shape:
+        how = "learned" if method.facts is not None else "made"
+        raise InputError(
+            f"this method was {how} for unknowns of shape {method.shape}, and these problems have "
+            f"{shape}. Learn or build one for problems of this size."
+        )
+
+
+def check_dtype(method: Algorithm, dtype: Any, what: str) -> None:
+    if method.dtype is not None and method.dtype != dtype:
+        raise InputError(
+            f"this method is of {method.dtype} and {what} of {dtype}. Convert it, "
+            f'or the method with method.astype("{dtype}").'
+        )
+
+
+def check_kind(method: Algorithm, kind: Kind) -> None:
+    """Methods that were learned are for problems like those; others run on iterates, and conjugate
+    gradients on quadratics."""
+    if method.facts is not None and method.facts.kind.alike != kind.alike:
+        raise InputError(
+            f"this method was learned from {method.kind}, and these are {kind}. Learn one from "
+            "problems of this kind."
+        )
+    if "iterates" not in method.views:
+        raise InputError(
+            "this method reads or multiplies tokens, so that it answers a query and has no w to solve a problem "
+            "with. Use lfom.run, or a method with an iterate view (method.views)."
+        )
+    if method.is_conjugate and not kind.quadratic:
+        raise InputError(
+            f"conjugate gradients compute their coefficients from a quadratic, and these are {kind}. Use a method "
+            "with a register or a bank, or learn one."
+        )
+
+
+def _check(method: Algorithm, problems: Any) -> None:
+    if not isinstance(problems, Problems):  # a user's argument
+        raise InputError(
+            f"solve takes problems, not {type(problems).__name__}: build lfom.LeastSquaresProblems, "
+            "lfom.LinearSystems or lfom.ConvexLosses; one problem is a batch of one."
+        )
+    check_kind(method, problems.kind)
+    check_shape(method, problems.shape)
+    if method.structure is not None and method.structure.jacobi and not problems.knows_diagonal:
+        raise InputError(
+            f"this method is {method.structure.name}: it works in coordinates set by the diagonal of A, which "
+            "these operators do not tell. Pass LinearSystems(..., diagonal=...)."
+        )
+    check_dtype(method, problems.dtype, "these problems")
+
+
+def _checked_tolerance(method: Algorithm, tolerance: Any, dtype: Any) -> float:
+    value = float(checks.positive("tolerance", tolerance))
+    floor = method.floor if method.dtype is not None else 10 * float(jnp.finfo(dtype).eps)
+    if value < floor:
+        raise InputError(
+            f"tolerance is {value:.2g}: in {dtype} residuals of these problems are rounded off at "
+            f"{floor:.2g} relative to the start. Pass {floor:.2g} or more"
+            + ("." if dtype == jnp.float64 else ", or solve in float64.")
+        )
+    return value
+
+
+def in_precision(method: Any, dtype: Any) -> Any:
+    """The same method in another precision."""
+    target = jnp.dtype(dtype)
+    if target == jnp.float64 and not jax.config.jax_enable_x64:  # type: ignore[attr-defined]
+        raise InputError(
+            "dtype is float64, and JAX computes in float32 here: enable it first with "
+            'jax.config.update("jax_enable_x64", True).'
+        )
+    facts, now = method.facts, method.dtype
+    changed = jax.tree.map(lambda leaf: jnp.asarray(leaf, target), method)
+    if facts is None:
+        return changed
+    factor = float(jnp.finfo(target).eps / jnp.finfo(now).eps)
+    return replace(changed, learned=replace(changed.learned, floor=facts.floor * factor))
