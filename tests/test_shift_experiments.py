@@ -206,15 +206,15 @@ def random_scores(methods: dict[str, Any], data: Any, *, prompts: int, **_: Any)
     runs, found = runs_of(data), {}
     for name, method in methods.items():
         if isinstance(method, PerRun):
-            assert {a.shape[0] for a in jax.tree.leaves(method.method)} == {runs}, name
-        shape = (runs, (method.method if isinstance(method, PerRun) else method).depth + 1)
+            assert {a.shape[0] for a in jax.tree.leaves(method.stacked)} == {runs}, name
+        shape = (runs, (method.stacked if isinstance(method, PerRun) else method).depth + 1)
         found[name] = Score(name, numbers(*shape), 0.01 * numbers(*shape), numbers(runs, 5), prompts)
     return found
 
 
-def unadapted(model: PerRun, prompts: Prompt, **_: Any) -> Any:
+def unadapted(model: PerRun, prompts: PerRun, **_: Any) -> Any:
     """In place of `adapt`."""
-    assert {a.shape[0] for a in jax.tree.leaves(model.method)} == {prompts.X.shape[0]}
+    assert model.runs == prompts.runs
     return types.SimpleNamespace(model=model)
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from lfom.core.trees import stack, take
 
 from lfom import (
     PerRun,
@@ -14,7 +15,6 @@ from lfom import (
     momentum,
     nesterov,
 )
-from lfom.core.trees import stack, take
 from lfom.experiments.workbench import PRESETS, Preset, Workbench
 from lfom.limits.optimum import with_preconditioner
 from lfom.methods.classical import APPENDIX_B
