@@ -220,8 +220,8 @@ def unadapted(model: PerRun, prompts: PerRun, **_: Any) -> Any:
 
 def ones(data: Any, keys: Any, count: int = 20) -> Prompt:
     """In place of drawn prompts."""
-    n, shape = getattr(data, "most", 20), (runs_of(data), count)
-    d = data.spectrum.shape[-1]
+    n, shape = getattr(data.stacked, "most", 20), (runs_of(data), count)
+    d = data[0].dimension
     sizes = ((*shape, n, d), (*shape, n), (*shape, d), shape)
     return Prompt(*(jnp.asarray(np.ones(size, np.float32)) for size in sizes))
 

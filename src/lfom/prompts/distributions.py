@@ -154,17 +154,18 @@ class LinearRegression(Distribution):
         normals, chi_squares = _normals_and_chi_squares(key, below + 2 * d, degrees, count, dtype)
         factor = _bartlett(normals[:below], chi_squares, d)
         z, xi = normals[below : below + d], normals[below + d : below + d + factor.shape[1]]
-        half = matmat(self.root.T, factor) / jnp.sqrt(jnp.asarray(self.context, dtype))
+        root = as_array(self.root)
+        half = matmat(root.T, factor) / jnp.sqrt(jnp.asarray(self.context, dtype))
         w = self._draw_weights(z)
         gram = matmat(half, transpose(half))
         scatter = self.noise / jnp.sqrt(jnp.asarray(self.context, dtype)) * matvec(half, xi)
-        return Quadratic(gram, matvec(gram, w) + scatter, self.root, matvec(self.root, w))
+        return Quadratic(gram, matvec(gram, w) + scatter, root, matvec(root, w))
 
     def _draw_weights(self, z: Array) -> Array:
         """w* from standard normal z (d, *prompts)."""
         if self.weights is not None:
             return jnp.broadcast_to(pad_axes(self.weights, z.ndim), z.shape)
-        return jnp.sqrt(self.weight_variance) * matvec(self.inverse_root, z)
+        return jnp.sqrt(self.weight_variance) * matvec(as_array(self.inverse_root), z)
 
 
 class GaussianMixture(Distribution):

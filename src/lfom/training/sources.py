@@ -186,6 +186,6 @@ def _fixed(sets: list[Quadratic], chunk: int, hold_out: float) -> Fixed:
         if probe.ndim == 2:
             probe = np.broadcast_to(probe[..., None], (*probe.shape, prompts))
         parts: Any = [as_array(cut(a)) for a in (gram, moment, probe, target)]
-        return Quadratic(*parts)
+        return jax.tree.unflatten(jax.tree.structure(item), parts)  # with an axis of chunks in front
 
     return Fixed(stack([one(item) for item in sets]), prompts, size, counts[0], held)
