@@ -56,7 +56,7 @@ def test_runs_are_stacked_and_taken_apart() -> None:
 def test_groups_of_runs_are_joined() -> None:
     both = joined([PerRun(SIZES), PerRun(SIZES[:1])])
     assert both.runs == 4
-    np.testing.assert_array_equal(both.stacked.memory.eta[:, 0], np.float32([0.1, 0.2, 0.3, 0.1]))
+    np.testing.assert_array_equal(both.stacked.memory.eta[:, 0], np.asarray([0.1, 0.2, 0.3, 0.1], np.float32))
     again = concatenate([stack(SIZES), take(stack(SIZES), slice(0, 1))])
     np.testing.assert_array_equal(again.memory.eta, both.stacked.memory.eta)
 

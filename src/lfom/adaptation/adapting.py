@@ -34,7 +34,7 @@ from lfom.core import checks
 from lfom.core.arrays import as_array
 from lfom.core.checks import InputError
 from lfom.core.methods import Mixture
-from lfom.core.parameters import dimension, leaves
+from lfom.core.parameters import dimension, leaves, sizes
 from lfom.core.parameters import kinds as kinds_of
 from lfom.core.problems import Problem, Quadratic, Tokens
 from lfom.core.runs import PerRun, by_run, common_runs
@@ -287,12 +287,12 @@ def _shared(
         given = (X, y, *labels)
         sets = _asked(view, *(array[:, fit_on] for array in given))
         judging = _asked(view, *(array[:, judge_on] for array in given)) if few else None
-        if n > 1:
+        if n > 1 and "tokens" not in sizes(template):
             contexts, tokens = _folded(view, X[:, judge_on], y[:, judge_on], fold_size(n, folds))
     start = np.stack([vector_of(one) for one in models])
     judge = None if judging is None else chunked(judging)
     found = fit_shared(template, kinds, start, chunked(sets), judge, budget, watch)
-    if contexts is None:  # a single token cannot be held out: the labels alone have judged
+    if contexts is None:  # nothing can be held out: the labels alone have judged
         before = after = np.full(len(models), np.nan)
         kept = np.ones(len(models), bool)
     else:
@@ -349,6 +349,11 @@ def _has_kinds(model: Any, kinds: tuple[str, ...], setting: str) -> None:
         raise InputError(
             f"train is {list(kinds)}: per prompt only gates are adapted, since a context has few labels. "
             "Pass train=('gates',), or another setting."
+        )
+    if setting != "labelled" and "tokens" in sizes(model):
+        raise InputError(
+            f"this model has a number for every token of its context, so no token can be held out, as {setting!r} "
+            "does. Adapt it with setting='labelled'."
         )
     if any(leaf.per_prompt for leaf in leaves(model)):
         raise InputError("the model has gates per prompt already: adapt the one that it came from.")
