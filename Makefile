@@ -4,13 +4,22 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: reproduce test lint setup clean
+.PHONY: reproduce test check mutants lint setup clean
 
 reproduce: setup
 	$(BIN)/lfom reproduce
 
 test: setup lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+# Lint, types and the laws of the core: a minute, for every change.
+check: setup lint
+	$(BIN)/python -m pytest -n 2 -q tests/test_laws.py tests/test_architecture.py tests/test_parameters.py \
+		tests/test_readers.py tests/test_coefficients_memories.py tests/test_theorems.py
+
+# Slips put into a copy of the code, one at a time: how many do the tests see? (tests/mutants)
+mutants: setup
+	$(BIN)/python -m tests.mutants
 
 lint: setup
 	$(BIN)/ruff check .

@@ -233,6 +233,24 @@ def test_what_makes_the_context_error_worse_is_not_kept() -> None:
     assert "unadapted model is returned" in found.note
 
 
+@pytest.mark.parametrize("setting", ["label-free", "labelled", "per prompt"])
+def test_an_expert_that_overflows_is_never_chosen(setting: str) -> None:
+    """Alone, where gates start from too, its predictions are NaN: no number is smaller than that."""
+    _, prompts = gate_problem()
+    turned = np.eye(D) + 0.3 * np.random.default_rng(1).normal(size=(D, D))
+    good, wild = (
+        Method(Gradient(Full(jnp.asarray([A] * 4))), Forget(jnp.ones(4)), 4)
+        for A in (0.3 * np.eye(D, dtype=np.float32), (1e12 * turned).astype(np.float32))
+    )
+    assert np.isnan(run(wild, prompts).predictions[-1]).mean() > 0.5
+    model = mixture([good, wild], jnp.asarray([1.0, 0.0]))
+    found = adapt(model, prompts, setting=setting)
+    assert np.isfinite(found.model.gates).all()
+    assert np.isfinite(run(found.model, prompts).predictions).all()
+    assert found.after[0] < 0.6 * found.before[0]
+    assert found.kept[0] > 0.9
+
+
 @pytest.mark.parametrize("setting", ["label-free", "labelled"])
 @pytest.mark.parametrize(("count", "first"), [(19, 0), (100, 80), (400, 0)])
 def test_a_fifth_of_few_prompts_judges_and_all_of_many(setting: str, count: int, first: int) -> None:

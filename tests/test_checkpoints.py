@@ -14,7 +14,8 @@ from lfom.core.checks import InputError
 from lfom.training import LeastSquares, State, checkpoints, fit
 from lfom.training.adam import Adam
 from lfom.training.checkpoints import Checkpoint, load, load_model, save
-from lfom.training.configuration import Configuration, default_optimiser
+from lfom.training.configuration import Configuration
+from lfom.training.fitting import default_optimiser
 
 
 def configuration(**changes: Any) -> Configuration:
@@ -91,9 +92,9 @@ def test_a_configuration_goes_through_json(optimiser: Any) -> None:
 
 
 def test_the_optimiser_is_chosen_by_the_number_of_parameters() -> None:
-    assert isinstance(default_optimiser(configuration().template(), (("A",),)), LeastSquares)
+    assert isinstance(default_optimiser(configuration().template(), ("A",)), LeastSquares)
     wide = configuration(model={"d": 40, "memory": "none"})
-    assert isinstance(default_optimiser(wide.template(), (("A",),)), Adam)
+    assert isinstance(default_optimiser(wide.template(), ("A",)), Adam)
 
 
 def rewritten(path: Path, tensors: dict[str, np.ndarray] | None = None, **facts: Any) -> Path:

@@ -185,6 +185,21 @@ def test_the_bartlett_factor_is_lower_trapezoidal_with_chi_on_the_diagonal(d: in
         assert stats.kstest(C[j, j] ** 2, stats.chi2(n - j).cdf).pvalue > 1e-3
 
 
+@pytest.mark.parametrize("context", [64, 65, 66, 300])  # beyond 64 degrees they are drawn in another way
+def test_gram_matrices_of_long_contexts_are_wishart(context: int) -> None:
+    """Without a rotation: n G_ii / s_i is a chi-square of n degrees, G_01 is a sum of n products."""
+    spectrum = np.array([1.0, 0.5, 0.2])
+    gram = np.asarray(draw_quadratics(LinearRegression(spectrum, context), jax.random.key(0), PROMPTS).gram)
+    for i, variance in enumerate(spectrum):
+        chi_square = context * gram[i, i] / variance
+        assert stats.kstest(chi_square, stats.chi2(context).cdf).pvalue > 1e-3
+        assert close(z_scores(chi_square, context))
+        assert close(z_scores((chi_square - context) ** 2, 2 * context))
+    assert close(z_scores(gram[0, 1]))
+    assert close(z_scores(gram[0, 1] ** 2, 0.5 / context))
+    assert close(z_scores((gram[0, 0] - 1) * (gram[1, 1] - 0.5)))
+
+
 # Mixtures
 
 MEANS = [[2.0, 0.0], [-1.0, 1.0], [0.0, -3.0]]

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lfom import LinearRegression, conjugate_gradient, evaluate, gradient_descent, memformer, nesterov
+from lfom import LinearRegression, Score, conjugate_gradient, evaluate, gradient_descent, memformer, nesterov
 from lfom.core.checks import InputError
 from lfom.core.problems import Quadratic
 from lfom.core.runs import stack
@@ -85,6 +85,43 @@ def test_an_optimum_of_every_run_scores_as_the_descent_that_it_is() -> None:
     for depth in known:
         ours, theirs = found[f"optimum {depth}"].mean[:, -1], found[f"descent {depth}"].mean[:, -1]
         np.testing.assert_allclose(ours, theirs, rtol=1e-3)
+
+
+def made_up(name: str, last: np.ndarray) -> Score:
+    """A score of these losses after the last step, (runs, prompts); all start at 1."""
+    runs, prompts = last.shape
+    mean = np.stack([np.ones(runs), last.mean(axis=1)], axis=1)
+    stderr = np.stack([np.zeros(runs), last.std(axis=1) / np.sqrt(prompts)], axis=1)
+    return Score(name, mean, stderr, last, prompts)
+
+
+def test_medians_and_tails_are_those_of_the_prompts() -> None:
+    last = np.random.default_rng(0).exponential(size=(2, 20_000)) ** 3
+    score = made_up("cubes", last)
+    ordered = np.sort(last, axis=1)
+    assert score.log_median == pytest.approx(np.log(ordered[:, 9_999:10_001].mean(axis=1)).mean())
+    assert score.worst_share == pytest.approx(np.mean(ordered[:, -2:].sum(axis=1) / ordered.sum(axis=1)))
+    assert score.log_loss == pytest.approx(np.log(last.mean(axis=1)).mean())
+    assert score.spread == pytest.approx(abs(np.diff(np.log(last.mean(axis=1)))[0]) / np.sqrt(2))
+
+
+@pytest.mark.parametrize("runs", [1, 4])
+def test_the_standard_error_of_a_difference_is_its_spread_over_repetitions(runs: int) -> None:
+    """Two methods with losses that go together, as on the same prompts; runs differ by themselves too."""
+    rng, repetitions, prompts = np.random.default_rng(runs), 2_000, 100
+    found, errors = [], []
+    for _ in range(repetitions):
+        hard = rng.exponential(size=(runs, prompts))
+        own = [rng.exponential(size=(runs, prompts)) for _ in range(2)]
+        gains = rng.normal(size=(runs, 1)) if runs > 1 else 0.0
+        ours = made_up("ours", 0.3 * np.exp(0.3 * gains) * (2 * hard + own[0]))
+        theirs = made_up("theirs", 2 * hard + own[1])
+        difference, error = ours.minus(theirs)
+        assert theirs.minus(ours) == pytest.approx((-difference, error))
+        found.append(difference)
+        errors.append(error)
+    assert np.mean(found) == pytest.approx(np.log(0.3), abs=0.02)
+    assert np.sqrt(np.mean(np.square(errors))) == pytest.approx(np.std(found), rel=0.06)
 
 
 def test_other_numbers_depths_and_runs_compile_nothing() -> None:

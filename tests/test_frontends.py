@@ -378,7 +378,8 @@ def test_the_transform_in_the_documentation(kind: str) -> None:
     method = made(f"conjugate:{kind}", "operators", (3, 4))
     r = np.random.default_rng(2).normal(size=(3, 4))
     found = defined("apply_on_grid")["apply_on_grid"](method.to_json()["preconditioner"], r)
-    np.testing.assert_allclose(found, method.reader.A.transposed_times(jnp.asarray(r)), rtol=1e-12)
+    reader: Any = method.reader
+    np.testing.assert_allclose(found, reader.A.transposed_times(jnp.asarray(r)), rtol=1e-12)
 
 
 def test_the_ten_lines_are_ten() -> None:

@@ -130,6 +130,59 @@ def test_the_register_is_the_least_squares_optimum() -> None:
     np.testing.assert_allclose(w, optimum, rtol=1e-8, atol=1e-10)
 
 
+def krylov_optimum(A: np.ndarray, b: np.ndarray, weights: np.ndarray, steps: int) -> np.ndarray:
+    """The w = q(A) b, q a polynomial of degree steps - 1 that all problems share, with the smallest sum over
+    problems of weight |w - w*|_A^2: plain normal equations in powers of A."""
+    powers = [b]
+    for _ in range(steps - 1):
+        powers.append(np.einsum("pij,pj->pi", A, powers[-1]))
+    K = np.stack(powers)
+    gram = np.einsum("kpi,pij,lpj,p->kl", K, A, K, weights)
+    return np.einsum("k,kpi->pi", np.linalg.solve(gram, np.einsum("kpi,pi,p->k", K, b, weights)), K)
+
+
+def test_hard_problems_count_less_than_typical_ones() -> None:
+    """What `learn` fits: least squares of the relative errors, then again with weights 1 / (squared error +
+    their geometric mean). From 30 problems, all of them are learned from in the end."""
+    problems: Any = systems(count=30, d=4, ridge=0.3)
+    A, b = np.asarray(problems.A), np.asarray(problems.b)
+    method = lfom.learn(problems, 3, "scalar", iterations=0)
+    best = np.linalg.solve(A, b[..., None])[..., 0]
+    energies = np.einsum("pi,pi->p", b, best)
+    off = best - krylov_optimum(A, b, 1 / energies, 3)
+    squares = np.einsum("pi,pij,pj->p", off, A, off) / energies
+    typical = np.exp(np.mean(np.log(squares)))
+    assert squares.max() > 10 * typical > 40 * squares.min()
+    wanted = krylov_optimum(A, b, 1 / (energies * (squares + typical)), 3)
+    np.testing.assert_allclose(by_hand(method, problems, 3)[-1], wanted, rtol=1e-8, atol=1e-10)
+
+
+def of_their_own(first: int, last: int, d: int) -> lfom.LinearSystems:
+    """Problem p is the identity, but for coordinate p: all are alike, and none has met another's."""
+    own = np.eye(d)[first:last]
+    return lfom.LinearSystems(np.eye(d) + 99 * own[:, None] * own[:, :, None], 1 + 9 * own)
+
+
+@pytest.mark.parametrize(("count", "how"), [(50, "held out"), (20, "cross-validated")])
+def test_expected_accuracy_is_that_of_problems_not_learned_from(count: int, how: str) -> None:
+    d = count + 4
+    learning, fresh = of_their_own(0, count, d), of_their_own(count, d, d)
+    method = lfom.learn(learning, 1, "conjugate:diagonal", iterations=0)
+    accuracy = method.record.accuracy
+    assert accuracy.how == how
+    known, new = (relative_errors(some, method.solve(some).value) for some in (learning, fresh))
+    assert known.min() < new.min() - 0.01  # a problem that was learned from is solved better
+    assert abs(accuracy.median[-1] - new[0]) < (1e-9 if how == "held out" else 0.003)
+
+
+def test_structures_that_are_tried_together_score_as_they_do_alone() -> None:
+    problems, names = fresh_regressions(), ["conjugate:diagonal", "conjugate:jacobi+diagonal"]
+    together = lfom.learn(problems, 3, names, iterations=0).record.compared
+    for name in names:
+        assert lfom.learn(problems, 3, name, iterations=0).record.compared == {name: together[name]}
+    assert abs(together[names[0]] - together[names[1]]) > 0.01
+
+
 def test_conjugate_gradients_are_exact_after_d_steps() -> None:
     problems: Any = systems(count=5, d=4)
     solution = lfom.conjugate_gradient(4).solve(problems)
@@ -329,6 +382,12 @@ def test_precisions_do_not_mix() -> None:
     np.testing.assert_allclose(solution.value, double.value, atol=1e-3)
     with pytest.raises(InputError, match="float64 and these problems of float32"):
         method.solve(fresh)
+    single = method.astype("float32")
+    ratio = float(np.finfo(np.float32).eps / np.finfo(np.float64).eps)
+    assert single.floor == pytest.approx(ratio * method.floor)
+    with pytest.raises(InputError, match="rounded off at"):
+        single.solve(fresh, tolerance=single.floor / 2)
+    assert single.astype("float64").floor == pytest.approx(method.floor)
 
 
 def test_the_same_seed_learns_the_same_method() -> None:

@@ -72,6 +72,8 @@ def test_damaged_and_foreign_files_are_refused(tmp_path: Path) -> None:
         ({"method": {"class": "Method", "fields": {}}}, "wrong kind"),
         ({"method": {"class": "Scalar", "fields": {"value": 1.0}}}, "wrong kind"),
         ({"tensors": {"none": ["float64", [1]]}}, "missing or changed"),
+        ({"tensors": {"gauge": ["float64", [4]]}}, "gauge is missing or changed"),
+        ({"tensors": {"gauge": ["float32", [3]]}}, "gauge is missing or changed"),
     ):
         path.write_bytes(good)
         rewritten(path, **changes)

@@ -17,13 +17,14 @@ from tests.helpers import make_prompt
 KEY = jax.random.key(0)
 
 
-@pytest.mark.parametrize(("tied", "own_is_one"), [(True, False), (False, True)])
+@pytest.mark.parametrize(("tied", "own_is_one"), [(True, False), (False, True), (False, False)])
 @pytest.mark.parametrize("gamma", GAMMAS)
 def test_a_new_bank_is_a_linear_transformer(gamma: str, tied: bool, own_is_one: bool, x64: None) -> None:
     # own coefficients 1; tied and free, the older ones are 1 too, since Gamma_j is the same for every l
     options: dict[str, Any] = {"scale": 0.05, "key": KEY}
-    bank = memformer(2, 1, gamma=gamma, tied=tied, own_is_one=own_is_one, context=4, **options)
-    plain = linear_transformer(2, 1, **options)
+    depth = 1 if tied else 2
+    bank = memformer(2, depth, gamma=gamma, tied=tied, own_is_one=own_is_one, context=4, **options)
+    plain = linear_transformer(2, depth, **options)
     prompt = make_prompt(0, 4, 2)
     np.testing.assert_allclose(run(bank, prompt).predictions, run(plain, prompt).predictions, atol=1e-12)
 

@@ -82,6 +82,14 @@ def test_in_the_whitened_case_all_roots_are_real(d: int, n: int) -> None:
         assert optimum.roots.real.min() > 0
 
 
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_loss_comes_from_prompts_that_nothing_was_fitted_to(seed: int, x64: None) -> None:
+    """Four prompts in one dimension, two to fit: two steps fit those exactly, and not the others."""
+    found = sampled_optimum(LinearRegression([1.0], 4), 2, jax.random.key(seed), prompts=4)
+    assert found.prompts == 2
+    assert found.loss > 1e-3
+
+
 @pytest.mark.parametrize(("d", "n"), [(1, 1), (1, 4), (3, 1)])
 def test_the_smallest_sizes_have_an_optimum(d: int, n: int) -> None:
     # one step: minimise m0 - 2 a m1 + a^2 m2

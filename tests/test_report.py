@@ -223,6 +223,26 @@ def test_texts_from_files_are_escaped(results: Path) -> None:
         assert json.loads(content)["series"]
 
 
+def test_every_text_of_an_experiment_is_escaped(tmp_path: Path) -> None:
+    fields = (
+        "title",
+        "section",
+        "shows",
+        "trained",
+        "command",
+        "x_label",
+        "y_label",
+        "machine",
+        "preset",
+        "version",
+    )
+    write_folder(tmp_path / "small", small_rows(), small_meta(**dict.fromkeys(fields, NASTY)), CLAIMS)
+    page = write_report(tmp_path).read_text(encoding="utf-8")
+    assert page.count("window.broken") > 10
+    assert "<script>window.broken" not in page
+    assert "<img src=x" not in page
+
+
 def test_other_folders_are_left_out(results: Path) -> None:
     (results / "models").mkdir()
     (results / "notes.txt").write_text("mine")

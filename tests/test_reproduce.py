@@ -213,6 +213,12 @@ def test_streams_of_different_names_differ() -> None:
     assert len(set(keys)) == 4
 
 
+def test_verdicts_are_computed() -> None:
+    assert verdict(True, True) == "holds"
+    assert verdict(True, False) == "partly"
+    assert verdict(False, False) == "fails"
+
+
 def test_doubt_is_never_in_our_favour() -> None:
     """Differences of .1 and .3 from run to run: .2 on average, with a standard error of .1."""
 

@@ -16,7 +16,6 @@ from lfom.bench import BENCHMARKS
 from lfom.bench.adapt import bench_adapt
 from lfom.core.problems import Examples, Quadratic
 from lfom.core.readers import Normalised
-from lfom.core.states import NoSuchView
 from lfom.core.unroll import unroll
 from lfom.experiments import EXPERIMENTS, adaptation_shifts, how_many_experts, workbench
 from lfom.experiments.adaptation_shifts import BUDGETS, claims
@@ -140,15 +139,16 @@ def test_ridge_is_ridge_and_its_penalty_is_chosen_on_other_runs() -> None:
             X, y = np.asarray(prompts.X[at], np.float64), np.asarray(prompts.y[at], np.float64)
             wanted = np.linalg.solve(X.T @ X / 8 + penalty * np.eye(3), X.T @ y / 8)
             np.testing.assert_allclose(found[:, at], wanted, rtol=1e-3, atol=1e-4)
-    with pytest.raises(NoSuchView, match="Quadratic"):
-        unroll(Ridge(jnp.asarray(0.0)), Examples(prompts.X[0], prompts.y[0]))
+    alone = unroll(Ridge(jnp.asarray(0.1)), Examples(prompts.X[0], prompts.y[0]))[-1]
+    np.testing.assert_allclose(alone, answers(jnp.asarray(0.1))[:, 0], rtol=1e-3, atol=1e-4)
+    assert "tokens" not in Ridge(jnp.asarray(0.0)).views
     table = np.asarray([[0.0, 5.0, 5.0], [3.0, 3.0, 3.0]])  # (penalties, runs)
     np.testing.assert_array_equal(best_penalty(table), [3.0, 5.0, 5.0])  # run 0 does not get its 0
 
 
 def test_sampled_queries_are_asked_of_their_prompts() -> None:
     data, keys = LinearRegression(SPECTRUM, 8, noise=0.5), jax.random.split(jax.random.key(0), 1)
-    found, prompts = asked(several(data), keys, 4), draw_prompts(data, keys[0], 4)
+    found, prompts = asked(PerRun([data]), keys, 4), draw_prompts(data, keys[0], 4)
     X, y = np.asarray(prompts.X), np.asarray(prompts.y)
     np.testing.assert_allclose(found.gram[0], np.einsum("pni,pnj->ijp", X, X) / 8, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(found.moment[0], np.einsum("pni,pn->ip", X, y) / 8, rtol=1e-4, atol=1e-5)
@@ -190,7 +190,7 @@ def numbers(*shape: int) -> np.ndarray:
 
 
 def runs_of(data: Any) -> int:
-    return len(data) if isinstance(data, list) else int(data.spectrum.shape[0])
+    return len(data) if isinstance(data, list) else int(data.runs)
 
 
 def untrained(model: Any, data: Any, *, depths: Any = None, resume: Any = None, **_: Any) -> Fit:
@@ -206,22 +206,22 @@ def random_scores(methods: dict[str, Any], data: Any, *, prompts: int, **_: Any)
     runs, found = runs_of(data), {}
     for name, method in methods.items():
         if isinstance(method, PerRun):
-            assert {a.shape[0] for a in jax.tree.leaves(method.method)} == {runs}, name
-        shape = (runs, (method.method if isinstance(method, PerRun) else method).depth + 1)
+            assert {a.shape[0] for a in jax.tree.leaves(method.stacked)} == {runs}, name
+        shape = (runs, (method.stacked if isinstance(method, PerRun) else method).depth + 1)
         found[name] = Score(name, numbers(*shape), 0.01 * numbers(*shape), numbers(runs, 5), prompts)
     return found
 
 
-def unadapted(model: PerRun, prompts: Prompt, **_: Any) -> Any:
+def unadapted(model: PerRun, prompts: PerRun, **_: Any) -> Any:
     """In place of `adapt`."""
-    assert {a.shape[0] for a in jax.tree.leaves(model.method)} == {prompts.X.shape[0]}
+    assert model.runs == prompts.runs
     return types.SimpleNamespace(model=model)
 
 
 def ones(data: Any, keys: Any, count: int = 20) -> Prompt:
     """In place of drawn prompts."""
-    n, shape = getattr(data, "most", 20), (runs_of(data), count)
-    d = data.spectrum.shape[-1]
+    n, shape = getattr(data.stacked, "most", 20), (runs_of(data), count)
+    d = data[0].dimension
     sizes = ((*shape, n, d), (*shape, n), (*shape, d), shape)
     return Prompt(*(jnp.asarray(np.ones(size, np.float32)) for size in sizes))
 

@@ -47,6 +47,40 @@ def _with_prompts(probe: Any) -> np.ndarray:
     return np.asarray(probe)[..., None] if probe.ndim == 2 else np.asarray(probe)
 
 
+NOISY = {
+    "heavy tails": HeavyTailed(BASE, 5),
+    "random scale": RandomScale(BASE, 0.25, 4.0),
+    "mixture": GaussianMixture([[2.0, 0.0], [0.0, -1.0]], [0.5, 2.0], [0.3, 0.7], 6, noise=0.2),
+}
+
+
+@pytest.mark.parametrize("name", list(NOISY))
+def test_label_noise_has_its_size_and_does_not_know_the_covariates(name: str) -> None:
+    prompts = draw_prompts(NOISY[name], jax.random.key(4), COUNT)
+    X, y, w = (np.asarray(a, np.float64) for a in (prompts.X, prompts.y, prompts.weights))
+    noise = y - np.einsum("pni,pi->pn", X, w)
+    size = np.log(np.sum(X**2, axis=2))
+    surplus = noise**2 - 0.2**2
+    for zero in (noise, noise * X[..., 0], surplus, surplus * (size - size.mean())):
+        zero = zero.mean(axis=1)  # one number per prompt: these are independent
+        assert abs(zero.mean()) < 4.5 * zero.std() / np.sqrt(COUNT)
+    np.testing.assert_allclose(prompts.target, np.sum(np.asarray(prompts.query) * w, axis=1), atol=1e-4)
+
+
+@pytest.mark.parametrize("name", list(NOISY))
+def test_moments_scatter_as_label_noise_does(name: str) -> None:
+    """b - G w* has the covariance noise^2 G / n, given G; w* from the targets, which are probe w*."""
+    q = draw_quadratics(NOISY[name], jax.random.key(5), COUNT)
+    probe = np.moveaxis(np.broadcast_to(_with_prompts(q.probe), (*q.probe.shape[:2], COUNT)), -1, 0)
+    gram, moment, target = (np.asarray(a, np.float64) for a in (q.gram, q.moment, q.target))
+    w = np.linalg.pinv(probe.astype(float)) @ target.T[..., None]
+    off = moment - np.einsum("ijp,pj->ip", gram, w[..., 0])
+    trace = np.trace(gram)
+    surplus = np.sum(off**2, axis=0) - 0.2**2 * trace / 6
+    for zero in (off[0], off[1], surplus, surplus * np.log(trace), surplus / trace):
+        assert abs(zero.mean()) < 4.5 * zero.std() / np.sqrt(COUNT)
+
+
 def test_heavy_tails_are_heavy_and_keep_the_covariance() -> None:
     X = np.asarray(draw_prompts(HeavyTailed(BASE, 5), jax.random.key(2), COUNT).X).reshape(-1, 2)
     np.testing.assert_allclose(X.T @ X / len(X), np.diag([1.0, 0.25]), atol=0.03)

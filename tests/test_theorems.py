@@ -6,7 +6,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lfom import InputError, gradient_descent, reference, run, theorems
+from lfom import (
+    InputError,
+    conjugate_gradient,
+    gradient_descent,
+    prompt_from_arrays,
+    reference,
+    run,
+    theorems,
+)
 from tests.helpers import make_batch, make_prompt, matrices, relative
 
 DEPTH = 3
@@ -96,3 +104,31 @@ def test_gates_at_a_corner_are_the_chosen_head(x64: None) -> None:
 def test_bad_constructions_are_refused(build: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         build()
+
+
+def ill_conditioned(seed: int, d: int = 8) -> Any:
+    """A prompt whose Gram matrix has eigenvalues from 1 down to 1e-3."""
+    rng = np.random.default_rng(seed)
+    left, right = (np.linalg.qr(rng.normal(size=(n, d)))[0] for n in (2 * d, d))
+    X = np.sqrt(2 * d) * (left * np.geomspace(1, 1e-3, d) ** 0.5) @ right.T
+    w, query = rng.normal(size=(2, d))
+    return prompt_from_arrays(X, X @ w, query, query @ w, w)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_conjugate_gradients_stop_at_the_square_of_what_is_asked(seed: int, x64: None) -> None:
+    """stop is relative to the norm of the residual: its square, r.Ar, is compared with stop^2."""
+    prompt, depth, stop = ill_conditioned(seed), 8, 1e-2
+    X, y = np.asarray(prompt.X), np.asarray(prompt.y)
+    wanted = np.stack(reference.conjugate_gradient(X, y, depth, stop=stop))
+    for other in (0.0, stop**0.5):  # here it stops, and not as soon as it would for another number
+        assert relative(wanted[-1], reference.conjugate_gradient(X, y, depth, stop=other)[-1]) > 1e-2
+    for method in (
+        theorems.conjugate_gradient_memformer(prompt, depth, stop),
+        theorems.conjugate_memformer(depth, stop),
+    ):
+        assert relative(run(method, prompt).weights, wanted) < 1e-8
+        assert relative(run(method, prompt, view="tokens").predictions, wanted @ prompt.query) < 1e-8
+    A = np.diag(np.linspace(0.5, 2, 8))
+    preconditioned = np.stack(reference.conjugate_gradient(X, y, depth, A, stop))
+    assert relative(run(conjugate_gradient(depth, A, stop=stop), prompt).weights, preconditioned) < 1e-8

@@ -11,7 +11,7 @@ import pytest
 from lfom import PUBLISHED_SPECTRUM, LinearRegression, gradient_descent, momentum, nesterov, tune
 from lfom.core.problems import Quadratic
 from lfom.core.unroll import losses
-from lfom.training.tuning import _mean_losses
+from lfom.training.tuning import _mean_losses, tune_each
 from tests.helpers import draw_quadratics
 
 
@@ -32,6 +32,17 @@ def test_with_one_eigenvalue_the_best_step_is_its_inverse() -> None:
     tuned = tune(gradient_descent, sample, steps=1, parameters=1)
     assert tuned.parameters[0] == pytest.approx(0.4, rel=1e-3)
     assert tuned.loss < 1e-5
+
+
+def test_several_numbers_of_steps_are_tuned_as_each_is_alone() -> None:
+    sample = draw_quadratics(LinearRegression([1.0, 0.3], 6), jax.random.key(0), 2_000)
+    together = tune_each(gradient_descent, sample, steps=[1, 3], parameters=1)
+    for steps, found in together.items():
+        alone = tune(gradient_descent, sample, steps=steps, parameters=1)
+        assert found.parameters[0] == pytest.approx(alone.parameters[0], rel=2e-3)
+        assert found.loss == pytest.approx(alone.loss, rel=1e-4)
+        assert found.method.depth == steps
+    assert abs(together[3].parameters[0] - together[1].parameters[0]) > 0.05
 
 
 def test_the_tuned_baselines_of_the_notes() -> None:

@@ -254,20 +254,29 @@ def test_parameters_with_a_prompt_axis_are_one_method_per_prompt(d: int, x64: No
         np.testing.assert_allclose(together[:, k], unroll(method(k), alone)[-1], rtol=1e-10)
 
 
+def weights(gates: np.ndarray, gating: str) -> np.ndarray:
+    """What gates stand for, head by head."""
+    if gating == "free":
+        return gates
+    corner = (gates == gates.max(axis=0)).astype(float)
+    return corner if gating == "hard" else np.exp(gates) / np.exp(gates).sum(axis=0)
+
+
+@pytest.mark.parametrize("gating", ["free", "softmax", "hard"])
 @pytest.mark.parametrize("per_layer", [False, True])
-def test_gates_multiply_the_steps_of_their_heads(per_layer: bool, x64: None) -> None:
+def test_gates_multiply_the_steps_of_their_heads(per_layer: bool, gating: str, x64: None) -> None:
     # With no memory, gated heads are one head with the gated sum of matrices.
     prompt, depth = make_prompt(0, 8, 4), 3
     readers = [gd_reader(seed, prompt, depth) for seed in (1, 2)]
     heads = [Method(reader, Forget(jnp.ones(depth)), depth) for reader in readers]
     gates = np.random.default_rng(0).uniform(0, 1, (2, depth) if per_layer else 2)
-    per = gates if per_layer else np.repeat(gates[:, None], depth, 1)
+    per = weights(gates if per_layer else np.repeat(gates[:, None], depth, 1), gating)
     A = sum(
         per[h][:, None, None] * readers[h].A.matrices  # type: ignore[attr-defined]
         for h in range(2)
     )
     one = Method(Gradient(Full(jnp.asarray(A))), Forget(jnp.ones(depth)), depth)
-    several = mixture(heads, jnp.asarray(gates), per_layer=per_layer)
+    several = mixture(heads, jnp.asarray(gates), per_layer=per_layer, gating=gating)
     for view in ("tokens", "iterates"):
         wanted = run(one, prompt, view=view).predictions
         assert relative(run(several, prompt, view=view).predictions, wanted) < EXACT

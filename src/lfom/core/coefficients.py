@@ -7,7 +7,7 @@ coefficient itself sees one.
 """
 
 import abc
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -29,7 +29,7 @@ class Coefficient(eqx.Module):
     splits: ClassVar[bool] = True
     is_number: ClassVar[bool] = False
 
-    def numbers(self) -> tuple[Array, Array]:
+    def numbers(self) -> tuple[Any, Any]:
         """What multiplies the context's and the query's w: a number, or one per coordinate."""
         raise InputError(f"{type(self).__name__} does not multiply w by numbers.")
 
@@ -51,7 +51,7 @@ class Scalar(Coefficient):
     views, splits, is_number = BOTH, False, True
     value: Float[Array, "..."] = parameter(scales="all")
 
-    def numbers(self) -> tuple[Array, Array]:
+    def numbers(self) -> tuple[Any, Any]:
         return self.value, self.value
 
     def on_tokens(self, direction: Array) -> Array:
@@ -69,7 +69,7 @@ class Pair(Coefficient):
     context: Float[Array, "..."] = parameter(scales="all")
     query: Float[Array, "..."] = parameter()
 
-    def numbers(self) -> tuple[Array, Array]:
+    def numbers(self) -> tuple[Any, Any]:
         return self.context, self.query
 
     def on_tokens(self, direction: Array) -> Array:
@@ -114,7 +114,7 @@ class CoordinateWise(Coefficient):
     views, splits, is_number = ("iterates",), False, False
     value: Float[Array, "... d"] = parameter(axes="*d", scales="last")
 
-    def numbers(self) -> tuple[Array, Array]:
+    def numbers(self) -> tuple[Any, Any]:
         return self.value, self.value
 
     def on_tokens(self, direction: Array) -> Array:

@@ -55,9 +55,10 @@ class Memory(eqx.Module):
         self, direction: Any, past: Any, state: Any, problem: Problem, layer: Array | int
     ) -> tuple[Any, Any]: ...
 
-    def table(self, depth: int) -> tuple[np.ndarray, np.ndarray]:
+    def table(self, depth: int) -> tuple[Any, Any]:
         """[l, j]: the coefficient of direction j in the step of layer l, a number or one per coordinate, for
-        the context and for the query; by NumPy where the values are known."""
+        the context and for the query; by NumPy where the values are known. Further axes of the parameters
+        stay last."""
         raise InputError(
             "conjugate gradients compute their coefficients from each prompt, so they have no "
             "fixed coefficients. Run them on the prompt instead."
@@ -100,8 +101,9 @@ class Forget(Memory):
     def has_numbers(self) -> bool:
         return True
 
-    def table(self, depth: int) -> tuple[np.ndarray, np.ndarray]:
-        return (np.eye(depth, dtype=self.eta.dtype) * on_host(self.eta)[:depth],) * 2
+    def table(self, depth: int) -> tuple[Any, Any]:
+        eta = on_host(self.eta)[:depth]
+        return (np.eye(depth, dtype=eta.dtype).reshape(depth, depth, *(1,) * (eta.ndim - 1)) * eta,) * 2
 
     def start(self, nothing: Any, state: Any, problem: Problem, room: int | None) -> None:
         return None
@@ -127,10 +129,10 @@ class Register(Memory):
     def has_numbers(self) -> bool:
         return True
 
-    def table(self, depth: int) -> tuple[np.ndarray, np.ndarray]:
+    def table(self, depth: int) -> tuple[Any, Any]:
         """R_l = sum over j of gamma_l ... gamma_{j+1} times direction j."""
         alpha, gamma = on_host(self.alpha), on_host(self.gamma)
-        units = np.eye(depth, dtype=self.alpha.dtype)
+        units = np.eye(depth, dtype=alpha.dtype).reshape(depth, depth, *(1,) * (alpha.ndim - 1))
         rows, row = [], 0 * units[0]
         for layer in range(depth):
             row = gamma[layer] * row + units[layer]
@@ -216,8 +218,8 @@ class Bank(Memory):
             step = term if step is None else step + term
         return step, bank
 
-    def table(self, depth: int) -> tuple[np.ndarray, np.ndarray]:
-        def rows(values: Array) -> Any:
+    def table(self, depth: int) -> tuple[Any, Any]:
+        def rows(values: Any) -> Any:
             known = on_host(values)[None, :depth] if self.tied else on_host(values)[:depth, :depth]
             inner = (1,) * (known.ndim - 2)
             older = np.tril(np.ones((depth, depth), known.dtype), -1 if self.own_is_one else 0)

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lfom.core.arrays import as_array
+from lfom.core.arrays import as_array, on_host
 from lfom.core.checks import InputError
 
 LAYERS = "layers"  # the axis that counts layers: a layer sees its own entry only
@@ -278,5 +278,7 @@ def at_layer(tree: Any, layer: int) -> Any:
     arrays = []
     for leaf in leaves(tree):
         at = leaf.axis(LAYERS)
-        arrays.append(leaf.array if at is None else leaf.array[(slice(None),) * at + (layer,)])
+        arrays.append(
+            leaf.array if at is None else as_array(on_host(leaf.array)[(slice(None),) * at + (layer,)])
+        )
     return replaced(tree, arrays)

@@ -5,6 +5,7 @@ of w (and of the covariates) that these tokens describe.
 """
 
 import abc
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -200,26 +201,12 @@ class Gradient(Reader):
     def on_iterates(self, state: Iterate, problem: Any) -> Direction:
         """du = T^T A^T r, dT = -B (T G T^T) A T with r = -T grad R, and the same with S for
         the query's track (NOTES section 4)."""
-        T = state.context.T
-        if T is None:
-            track = Track(-self.A.transposed_times(state.gradient))
-            return Direction(track, None if state.query is None else track)
-        d = state.gradient.shape[0]
-        a = self.A.transposed_times(-matvec(T, state.gradient))
-        K = None
-        if self.B is not None:
+        T, K = state.context.T, None
+        if T is not None and self.B is not None:
+            d = state.gradient.shape[0]
             A, B = self.A.matrix(d), self.B.matrix(d)
             K = matmat(B, matmat(matmat(matmat(T, problem.gram), transpose(T)), A))
-
-        def change(frame: Array) -> Track:
-            still = jnp.zeros_like(frame) if K is None else -matmat(K, frame)
-            return Track(matvec(transpose(frame), a), still)
-
-        query = None
-        if state.query is not None:
-            assert state.query.T is not None
-            query = change(state.query.T)
-        return Direction(change(T), query)
+        return _along(state, self.A.transposed_times, K)
 
     def begin(self, scales: Float[Array, " depth"]) -> "Gradient":
         return Gradient(self.A.begin(scales), None if self.B is None else self.B.begin_at(0.5))
@@ -236,6 +223,26 @@ class Gradient(Reader):
 
     def ready(self) -> "Gradient":
         return Gradient(self.A.ready(), None if self.B is None else self.B.ready())
+
+
+def _along(state: Iterate, precondition: Callable[[Array], Array], K: Array | None) -> Direction:
+    """The direction of labels that were read through `precondition`; K: what covariates are multiplied
+    with, None if they stay."""
+    T = state.context.T
+    if T is None:
+        track = Track(-precondition(state.gradient))
+        return Direction(track, None if state.query is None else track)
+    a = precondition(-matvec(T, state.gradient))
+
+    def change(frame: Array) -> Track:
+        still = jnp.zeros_like(frame) if K is None else -matmat(K, frame)
+        return Track(matvec(transpose(frame), a), still)
+
+    query = None
+    if state.query is not None:
+        assert state.query.T is not None
+        query = change(state.query.T)
+    return Direction(change(T), query)
 
 
 def _sparse(A: Array, B: Array, dtype: Any) -> tuple[Array, Array]:
@@ -275,8 +282,7 @@ class Jacobi(Reader):
 
     def on_iterates(self, state: Iterate, problem: Any) -> Direction:
         s = self._roots(problem)
-        track = Track(-s * self.A.transposed_times(s * state.gradient))
-        return Direction(track, None if state.query is None else track)
+        return _along(state, lambda v: s * self.A.transposed_times(s * v), None)
 
     def _roots(self, problem: Any) -> Array:
         return self.look(problem) if self.seen is None else self.seen

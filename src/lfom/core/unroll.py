@@ -13,7 +13,7 @@ from jax import Array
 from jaxtyping import Float
 
 from lfom.core.methods import Algorithm
-from lfom.core.parameters import by_layer
+from lfom.core.parameters import by_layer, cut
 from lfom.core.problems import Problem
 
 WRITTEN_OUT = 8  # layers: up to here they are written out, as far as that measured faster than a scan
@@ -30,7 +30,7 @@ def trace(
     written out, for programs that run so seldom that compiling them is what takes time."""
     algorithm = algorithm.prepared(problem)
     depth = algorithm.depth
-    stacked, here = by_layer(algorithm, depth)
+    stacked, here = by_layer(cut(algorithm, depth), depth)  # arrays may have entries for more layers
     numbers = (stacked, active)
     first = problem.start(splits=algorithm.splits, moves_covariates=algorithm.moves_covariates)
 

@@ -17,6 +17,7 @@ from lfom.experiments.workbench import CONTEXT, DEPTHS, MODELS, Workbench
 from lfom.methods.classical import conjugate_gradient
 from lfom.methods.memformer import memformer, mixture
 from lfom.prompts.distributions import GaussianMixture
+from lfom.prompts.prompt import Prompt
 from lfom.report.results import Row
 from lfom.training import LeastSquares, Score, evaluate, fit
 
@@ -64,7 +65,7 @@ def adapted(bench: Workbench, curve: str) -> Adapted:
         methods: dict[str, Any] = {f"{n}|{d}": one.per_run(d) for n, one in fits.items() for d in DEPTHS}
         methods |= {f"{PER_PROMPT}|{d}": PerRun(PerPrompt(fits[GATES].per_run(d).stacked)) for d in DEPTHS}
         bench.say(f"fitting gates without labels: {curve} (d = 1)")
-        contexts = draw(data, jax.random.split(bench.stream("contexts", "mixture"), runs))
+        contexts = PerRun(draw(data, jax.random.split(bench.stream("contexts", "mixture"), runs)))
         for d in DEPTHS:
             whole = [mixture([one.model(run, d) for one in experts]) for run in range(runs)]
             methods[f"{LABEL_FREE}|{d}"] = adapt(PerRun(whole), contexts, setting="label-free").model
@@ -86,8 +87,8 @@ def adapted(bench: Workbench, curve: str) -> Adapted:
 
 
 @jax.jit
-def draw(data: PerRun, keys: Array) -> PerRun:
-    return PerRun(jax.vmap(lambda one, key: one.prompts(key, FREE))(data.stacked, keys))
+def draw(data: PerRun, keys: Array) -> Prompt:
+    return jax.vmap(lambda one, key: one.prompts(key, FREE))(data.stacked, keys)
 
 
 def floored(score: Score) -> Score:

@@ -1,5 +1,7 @@
 """Trainable models: Linear Transformers and Memformers with their initial parameters."""
 
+from typing import Any
+
 import jax
 import numpy as np
 from jax import Array
@@ -154,6 +156,6 @@ def _coefficient(kind: str, start: np.ndarray, d: int, context: int | None) -> C
     return structure(*[as_array(value)] * fields)
 
 
-def _normal(key: PRNGKeyArray, shape: tuple[int, ...]) -> Array:
+def _normal(key: PRNGKeyArray, shape: tuple[int, ...]) -> Any:
     """Standard normals; on the host where that is possible, so that what follows compiles nothing."""
     return on_host(jax.random.normal(key, shape))

@@ -11,7 +11,7 @@ from jax import Array
 from jaxtyping import Float, PRNGKeyArray
 
 from lfom.core import checks
-from lfom.core.arrays import matmat, matvec, numpy_or_jax, on_host, pad_axes, transpose
+from lfom.core.arrays import as_array, matmat, matvec, numpy_or_jax, on_host, pad_axes, transpose
 from lfom.core.checks import InputError
 from lfom.core.problems import Quadratic
 from lfom.prompts.prompt import Prompt
@@ -113,7 +113,7 @@ class LinearRegression(Distribution):
         return self.weights is None
 
     @property
-    def root(self) -> Float[Array, "d d"]:
+    def root(self) -> Any:  # (d, d)
         """F with F^T F = S: x = F^T z for standard normal z."""
         xp, variance, spectrum, rotation = self._known()
         scale = xp.sqrt(variance * spectrum)
@@ -125,11 +125,11 @@ class LinearRegression(Distribution):
         return numpy_or_jax(*arrays), *arrays
 
     @property
-    def covariance(self) -> Float[Array, "d d"]:
+    def covariance(self) -> Any:  # (d, d)
         return self.root.T @ self.root
 
     @property
-    def inverse_root(self) -> Float[Array, "d d"]:
+    def inverse_root(self) -> Any:  # (d, d)
         """F^-1: w = F^-1 z has covariance S^-1."""
         xp, variance, spectrum, rotation = self._known()
         scale = xp.sqrt(variance * spectrum)
@@ -154,17 +154,18 @@ class LinearRegression(Distribution):
         normals, chi_squares = _normals_and_chi_squares(key, below + 2 * d, degrees, count, dtype)
         factor = _bartlett(normals[:below], chi_squares, d)
         z, xi = normals[below : below + d], normals[below + d : below + d + factor.shape[1]]
-        half = matmat(self.root.T, factor) / jnp.sqrt(jnp.asarray(self.context, dtype))
+        root = as_array(self.root)
+        half = matmat(root.T, factor) / jnp.sqrt(jnp.asarray(self.context, dtype))
         w = self._draw_weights(z)
         gram = matmat(half, transpose(half))
         scatter = self.noise / jnp.sqrt(jnp.asarray(self.context, dtype)) * matvec(half, xi)
-        return Quadratic(gram, matvec(gram, w) + scatter, self.root, matvec(self.root, w))
+        return Quadratic(gram, matvec(gram, w) + scatter, root, matvec(root, w))
 
     def _draw_weights(self, z: Array) -> Array:
         """w* from standard normal z (d, *prompts)."""
         if self.weights is not None:
             return jnp.broadcast_to(pad_axes(self.weights, z.ndim), z.shape)
-        return jnp.sqrt(self.weight_variance) * matvec(self.inverse_root, z)
+        return jnp.sqrt(self.weight_variance) * matvec(as_array(self.inverse_root), z)
 
 
 class GaussianMixture(Distribution):
@@ -227,7 +228,11 @@ class GaussianMixture(Distribution):
         return eqx.tree_at(
             lambda m: (m.means, m.variances, m.weights),
             self,
-            (self.means[keep], self.variances[keep], jnp.ones_like(self.weights[keep])),
+            (
+                as_array(on_host(self.means)[keep]),
+                as_array(on_host(self.variances)[keep]),
+                as_array(on_host(self.weights)[keep] * 0 + 1),
+            ),
         )
 
     def prompt(self, key: PRNGKeyArray) -> Prompt:

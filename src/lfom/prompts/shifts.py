@@ -15,6 +15,7 @@ from jax import Array
 from jaxtyping import Float, PRNGKeyArray
 
 from lfom.core import checks
+from lfom.core.arrays import as_array
 from lfom.core.checks import InputError
 from lfom.core.problems import Quadratic
 from lfom.prompts.distributions import Distribution, LinearRegression
@@ -65,7 +66,7 @@ class HeavyTailed(Distribution):
     def quadratics(self, key: PRNGKeyArray, count: int) -> Quadratic:
         """E[x x^T] is that of `base`, so the same root asks for all queries."""
         found = Quadratic.of(prompts := self.prompts(key, count))
-        root = self.base.root
+        root = as_array(self.base.root)
         return Quadratic(found.gram, found.moment, root, root @ jnp.asarray(prompts.weights).T)
 
 

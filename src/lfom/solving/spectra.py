@@ -41,9 +41,9 @@ def extreme_eigenvalues(problems: IterateProblem, reader: Any) -> tuple[float, f
     size = jax.eval_shape(lambda: jax.tree.map(lambda leaf: leaf[0], problems)).unknowns()
     if problems.has_gram() and size <= LARGEST_EXACT:
         A = np.asarray(matrices(problems), np.float64)
-        seen, M = _coordinates(problems, reader, size)
+        seen, own = _coordinates(problems, reader, size)
         s = np.ones(A.shape[:2]) if seen is None else np.asarray(seen, np.float64)
-        M = np.asarray(M, np.float64)
+        M = np.asarray(own, np.float64)
         values, vectors = np.linalg.eigh((M + M.T) / 2)
         root = vectors * np.sqrt(values) @ vectors.T
         found = np.linalg.eigvalsh(root @ (s[:, :, None] * A * s[:, None, :]) @ root)

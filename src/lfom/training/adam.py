@@ -116,16 +116,19 @@ def run_adam(phase: Phase, adam: Adam, setting: Setting, state: State) -> State:
     """Blocks of steps until there are enough."""
     block = make_block(phase.parameters, adam)
     vectors = as_array(state.vectors)
-    fresh = jax.vmap(jax.vmap(adam.optimiser().init))(vectors[..., phase.parameters.index])
+    trained = state.vectors[..., phase.parameters.index]
+    fresh = jax.eval_shape(jax.vmap(jax.vmap(adam.optimiser().init)), trained)
     leaves, structure = jax.tree.flatten(fresh)
     if state.extra:
-        leaves = [as_array(state.extra[f"adam_{i}"], leaf.dtype) for i, leaf in enumerate(leaves)]
+        leaves = [as_array(np.asarray(state.extra[f"adam_{i}"], leaf.dtype)) for i, leaf in enumerate(leaves)]
+    else:  # Adam's moments and counts begin at zero
+        leaves = [as_array(np.zeros(leaf.shape, leaf.dtype)) for leaf in leaves]
     moments = jax.tree.unflatten(structure, leaves)
     while state.step * adam.resample < adam.steps:
         batch = _batches(setting.source, setting.keys(state.phase, state.step), adam.batch)
         vectors, moments, losses = block(vectors, moments, setting.actives, batch)
         losses = np.asarray(losses, np.float64)
-        if not (np.isfinite(losses).all() and bool(jnp.isfinite(vectors).all())):
+        if not (np.isfinite(losses).all() and np.isfinite(np.asarray(vectors)).all()):
             raise setting.diverged(losses.sum(axis=-1), state, f"Adam step {state.step * adam.resample}")
         record = {
             "phase": phase.name,

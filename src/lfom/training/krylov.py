@@ -18,9 +18,13 @@ from jax import Array
 from jaxtyping import Float
 
 from lfom.core.arrays import as_array, matmat, transpose
+from lfom.core.coefficients import Pair
+from lfom.core.memories import Bank
 from lfom.core.methods import Method
 from lfom.core.parameters import kinds
+from lfom.core.preconditioners import Identity
 from lfom.core.problems import Quadratic
+from lfom.core.readers import Gradient
 from lfom.core.threads import in_threads
 from lfom.limits.krylov import basis, coefficients, factors, seen
 from lfom.training.parameters import Parameters, from_vector
@@ -29,6 +33,7 @@ from lfom.training.state import Setting
 WIDER = 1.5  # h over the mean largest eigenvalue
 FLOOR = 1e-8  # of the metric in c, relative: sums in float32 are not better than this
 MOST = 5  # dampings tried at once
+TINY = 1e-30  # a step into the complex plane
 INNER = 40  # steps that fit a model's own numbers to the coefficients it should have
 
 
@@ -43,6 +48,26 @@ def coefficients_of(
     """c of a model's answer. Its matrix M is in the basis, so it runs with A_l = a_l."""
     scalar = eqx.tree_at(lambda m: m.reader.A, model, replace_fn=lambda A: A.numbers)
     return coefficients(scalar, h, active)[-1]
+
+
+def tables_of(model: Any, depth: int) -> np.ndarray:
+    """(2, depth, depth, ...): what a model of this view makes of its gradients, for the context and for the
+    query, a_l included; further axes of its arrays stay last."""
+    sizes = np.asarray(model.reader.A.scale)[:depth]
+    return np.stack([table * sizes for table in model.memory.table(depth)])
+
+
+@jax.jit
+def _of_tables(tables: Array, h: Array, active: Array) -> tuple[Array, Array]:
+    """d c / d tables (models, depth, 2, depth, depth) and c (models, depth), from tables (models, 2, depth,
+    depth): one program for all models of a depth."""
+
+    def one(tables: Array, h: Array, active: Array) -> tuple[Array, Array]:
+        bank = Bank(Pair(tables[0], tables[1]), False)
+        c = coefficients(Method(Gradient(Identity()), bank, tables.shape[-1]), h, active)[-1]
+        return c, c
+
+    return jax.vmap(jax.jacfwd(one, has_aux=True))(tables, h, active)
 
 
 def jacobian(
@@ -181,13 +206,7 @@ class Krylov:
         if self._matrix is not None:
             trained[self._matrix] = False
         self._free = np.flatnonzero(trained)  # the trained numbers that c depends on
-
-        def of_numbers(free: Array, vector: Array, h: Array, active: Array) -> tuple[Array, Array]:
-            model = parameters.build(vector.at[self._free].set(free))
-            c = coefficients_of(model, h[0], active)
-            return c, c
-
-        self._slopes = jax.jit(jax.vmap(jax.jacfwd(of_numbers, has_aux=True)))
+        self._template = parameters.template
 
     def prepare(self, vectors: np.ndarray, keys: Array, tried: int) -> None:
         """Compile all programs side by side, by running them over no prompts."""
@@ -277,20 +296,29 @@ class Krylov:
 
     def _coefficients(self, vectors: np.ndarray, free: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """d c / d free and c, for (runs, depths, candidates or none) models: one compiled program of
-        a fixed size for all of them."""
-        batch = free.shape[:-1]
+        a fixed size for all of them. From a model's numbers to its tables by NumPy, with derivatives from
+        a step into the complex plane, which are exact for polynomials to rounding."""
+        batch, depth = free.shape[:-1], self._actives.shape[-1]
         spread = [1] * (len(batch) - 2)
-        h = np.broadcast_to(self._h.reshape(-1, 1, *spread), batch)[..., None]
+        h = np.broadcast_to(self._h.reshape(-1, 1, *spread), batch)
         active = self._actives.reshape(1, len(self._actives), *spread, -1)
         active = np.broadcast_to(active, (*batch, active.shape[-1]))
-        models, size = int(np.prod(batch)), batch[0] * batch[1] * (1 + MOST)
+        models, size, p = int(np.prod(batch)), batch[0] * batch[1] * (1 + MOST), free.shape[-1]
+        numbers = np.repeat(vectors.reshape(models, -1).T[..., None], 1 + p, axis=-1).astype(np.complex128)
+        numbers[self._free] = free.reshape(models, p).T[..., None]
+        numbers[self._free, :, 1 + np.arange(p)] += 1j * TINY
+        found = tables_of(
+            from_vector(self._template, numbers, on_device=False), depth
+        )  # (2, L, L, models, 1 + p)
+        tables, slopes = np.moveaxis(found[..., 0].real, -1, 0), found[..., 1:].imag / TINY
         with jax.enable_x64(True):
             sent = [
-                np.resize(np.asarray(a, np.float64).reshape(models, -1), (size, a.shape[-1]))
-                for a in (free, vectors, h, active)
+                np.resize(a, (size, *a.shape[1:]))
+                for a in (tables, h.reshape(-1), active.reshape(models, -1))
             ]
-            found = [np.asarray(a)[:models] for a in self._slopes(*sent)]
-        return found[0].reshape(*batch, -1, free.shape[-1]), found[1].reshape(*batch, -1)
+            of_tables, c = (np.asarray(a)[:models] for a in _of_tables(*sent))
+        of_free = np.einsum("mctij,tijmp->mcp", of_tables, slopes)
+        return of_free.reshape(*batch, depth, p), c.reshape(*batch, depth)
 
     def _view(self, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """M and c of models (runs, depths, candidates or none)."""

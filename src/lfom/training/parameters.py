@@ -18,7 +18,7 @@ from jaxtyping import Float
 from lfom.core import checks
 from lfom.core.arrays import as_array
 from lfom.core.methods import Algorithm
-from lfom.core.parameters import Leaf, kinds
+from lfom.core.parameters import LAYERS, Leaf, kinds
 from lfom.core.parameters import leaves as declared_leaves
 
 
@@ -107,7 +107,7 @@ def _masks(model: Algorithm, wanted: set[str]) -> tuple[list[Leaf], list[np.ndar
     scaled = {
         leaf.scope
         for leaf, mask in zip(declared, free, strict=True)
-        if leaf.sets_scale and leaf.kind in wanted and mask.any()
+        if leaf.sets_scale and LAYERS in leaf.axes and leaf.kind in wanted and mask.any()
     }
     for leaf, mask in zip(declared, free, strict=True):
         if leaf.scales is not None and leaf.scope in scaled:
@@ -121,12 +121,15 @@ def vector_of(model: Any) -> np.ndarray:
     return np.concatenate([np.ravel(np.asarray(array)) for array in arrays])
 
 
-def from_vector(model: Any, vector: np.ndarray) -> Any:
-    """The model with these numbers, put together on the host."""
+def from_vector(model: Any, vector: np.ndarray, *, on_device: bool = True) -> Any:
+    """The model with these numbers, put together on the host; it may stay there. Further axes of `vector`
+    become last axes of every array."""
     arrays, static = eqx.partition(model, eqx.is_array)
     leaves, structure = jax.tree.flatten(arrays)
     parts = np.split(np.asarray(vector), np.cumsum([leaf.size for leaf in leaves])[:-1])
-    shaped = [as_array(part.reshape(leaf.shape)) for part, leaf in zip(parts, leaves, strict=True)]
+    last = np.shape(vector)[1:]
+    shaped: list[Any] = [part.reshape((*leaf.shape, *last)) for part, leaf in zip(parts, leaves, strict=True)]
+    shaped = [as_array(part) for part in shaped] if on_device else shaped
     return eqx.combine(jax.tree.unflatten(structure, shaped), static)
 
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from lfom.core.arrays import as_array
 from lfom.core.checks import InputError, count
 from lfom.core.problems import Problem, Quadratic, Tokens
 from lfom.core.runs import PerRun, by_run, stack, take
@@ -173,14 +174,18 @@ def _fixed(sets: list[Quadratic], chunk: int, hold_out: float) -> Fixed:
         counts.append(len(padded))
     indices = np.stack(order)
 
-    def cut(values: Array) -> Array:
+    def cut(values: np.ndarray) -> np.ndarray:
         taken = values[..., np.maximum(indices, 0)] * (indices >= 0)
-        return jnp.moveaxis(taken, -2, 0)
+        return np.moveaxis(taken, -2, 0).astype(values.dtype)
 
     def one(item: Quadratic) -> Quadratic:
-        probe = item.probe
+        """On the host: nothing is compiled for it."""
+        gram, moment, probe, target = (
+            np.asarray(a) for a in (item.gram, item.moment, item.probe, item.target)
+        )
         if probe.ndim == 2:
-            probe = jnp.broadcast_to(probe[..., None], (*probe.shape, prompts))
-        return jax.tree.map(cut, Quadratic(item.gram, item.moment, probe, item.target))
+            probe = np.broadcast_to(probe[..., None], (*probe.shape, prompts))
+        parts: Any = [as_array(cut(a)) for a in (gram, moment, probe, target)]
+        return jax.tree.unflatten(jax.tree.structure(item), parts)  # with an axis of chunks in front
 
     return Fixed(stack([one(item) for item in sets]), prompts, size, counts[0], held)

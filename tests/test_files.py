@@ -1,0 +1,90 @@
+"""Whatever is written over an older file: at any moment the old one is there or the new one, whole."""
+
+import contextlib
+import resource
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import jax
+import pytest
+
+from lfom import InputError
+from lfom.commands.problem_files import write_solutions
+from lfom.report import plot_experiment, write_report
+from lfom.report.methods import plot_method
+from lfom.reproduce import MARK, prepare_folder
+from lfom.training import checkpoints
+from tests.learned_problems import fresh_regressions, learned
+from tests.test_checkpoints import checkpoint
+from tests.test_report import CLAIMS, small_meta, small_rows, write_folder
+
+OLD = b"what was here before"
+
+
+def save(path: Path) -> None:
+    with jax.enable_x64(True):
+        learned("scalar").save(path)
+
+
+def solve(path: Path) -> None:
+    with jax.enable_x64(True):
+        write_solutions(path, learned("scalar").solve(fresh_regressions()))
+
+
+def keep(path: Path) -> None:
+    checkpoints.save(path, checkpoint())
+
+
+WRITERS: dict[str, Callable[[Path], object]] = {
+    "method.safetensors": save,
+    "method.png": lambda path: plot_method(learned("scalar"), path),
+    "solutions.npz": solve,
+    "checkpoint.safetensors": keep,
+    "report.html": lambda path: write_report(path.parent),
+    "small/figure.png": lambda path: plot_experiment(path.parent),
+    MARK: lambda path: prepare_folder(path.parent),
+}
+
+
+@pytest.fixture(params=WRITERS)
+def written(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Callable[[], object]]:
+    """A file that exists, and a function that writes it anew. It has written before: what is drawn or
+    compiled for the first time may write other files too."""
+    path = tmp_path / request.param
+    write_folder(tmp_path / "small", small_rows(), small_meta(), CLAIMS)
+    path.write_bytes(OLD)
+    WRITERS[request.param](path)
+    assert path.read_bytes() != OLD
+    path.write_bytes(OLD)
+    return path, lambda: WRITERS[request.param](path)
+
+
+def test_who_reads_the_old_file_reads_all_of_it(written: tuple[Path, Callable[[], object]]) -> None:
+    path, write = written
+    with path.open("rb") as reader:
+        begun = reader.read(4)
+        write()
+        assert begun + reader.read() == OLD
+    assert path.read_bytes() != OLD
+
+
+@contextlib.contextmanager
+def full_disk(room: int) -> Iterator[None]:
+    """No file of this process gets larger than this."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
+    written: tuple[Path, Callable[[], object]],
+) -> None:
+    path, write = written
+    beside = sorted(path.parent.iterdir())
+    with full_disk(8), pytest.raises(InputError, match="cannot be written"):
+        write()
+    assert path.read_bytes() == OLD
+    assert sorted(path.parent.iterdir()) == beside

@@ -1,0 +1,206 @@
+"""One of something per run: models, distributions and prompts alike, as PerRun or as a list."""
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lfom import (
+    GaussianMixture,
+    HeavyTailed,
+    InputError,
+    LeastSquares,
+    LinearRegression,
+    PerRun,
+    RandomScale,
+    adapt,
+    conjugate_gradient,
+    evaluate,
+    fit,
+    gradient_descent,
+    memformer,
+    mixture,
+)
+from lfom.core.runs import common_runs, concatenate, fingerprint, joined, stack, take
+from lfom.training.fitting import plan
+from tests.helpers import make_batch
+
+KEY = jax.random.key(0)
+DATA = [LinearRegression(spectrum, 8) for spectrum in ([1.0, 0.5], [2.0, 0.25])]
+SIZES = [gradient_descent(eta, 2) for eta in (0.1, 0.2, 0.3)]
+QUICK = LeastSquares(first=500, last=500, passes=(2, 1))
+
+
+def experts(scale: float) -> Any:
+    return mixture([memformer(2, 1, memory="none", scale=s * scale, key=KEY) for s in (0.3, 0.6)])
+
+
+# PerRun itself
+
+
+def test_runs_are_stacked_and_taken_apart() -> None:
+    runs = PerRun(SIZES)
+    assert runs.runs == 3
+    assert jax.tree.all(jax.tree.map(np.array_equal, runs.each(), SIZES))
+    assert jax.tree.all(jax.tree.map(np.array_equal, runs[2], SIZES[2]))
+    assert jax.tree.all(jax.tree.map(np.array_equal, runs[1:].each(), SIZES[1:]))
+    assert jax.tree.all(jax.tree.map(np.array_equal, PerRun(tuple(SIZES)), runs))
+    doubled = runs.map(lambda one: jax.tree.map(lambda a: 2 * a, one))
+    np.testing.assert_allclose(doubled[1].memory.eta, 0.4)
+    assert doubled.runs == 3
+
+
+def test_groups_of_runs_are_joined() -> None:
+    both = joined([PerRun(SIZES), PerRun(SIZES[:1])])
+    assert both.runs == 4
+    np.testing.assert_array_equal(both.stacked.memory.eta[:, 0], np.float32([0.1, 0.2, 0.3, 0.1]))
+    again = concatenate([stack(SIZES), take(stack(SIZES), slice(0, 1))])
+    np.testing.assert_array_equal(again.memory.eta, both.stacked.memory.eta)
+
+
+def test_what_has_no_arrays_is_the_same_in_every_run() -> None:
+    runs = PerRun([conjugate_gradient(2)] * 2)
+    assert runs.runs is None
+    assert common_runs(method=runs, data=DATA) == 2
+    found = evaluate({"CGD": runs}, DATA, prompts=100, key=KEY)["CGD"]
+    alone = evaluate({"CGD": conjugate_gradient(2)}, DATA, prompts=100, key=KEY)["CGD"]
+    np.testing.assert_array_equal(found.mean, alone.mean)
+
+
+def test_a_fingerprint_tells_numbers_options_and_classes_apart() -> None:
+    things = [
+        *DATA,
+        *SIZES,
+        gradient_descent(0.1, 3),
+        LinearRegression([1.0, 0.5], 9),
+        HeavyTailed(DATA[0], 5),
+    ]
+    things += [PerRun(DATA), PerRun(DATA[:1]), LinearRegression([1.0, 0.5], 8, noise=0.1)]
+    assert len({fingerprint(thing) for thing in things}) == len(things)
+    assert fingerprint(LinearRegression([1.0, 0.5], 8)) == fingerprint(DATA[0])
+
+
+# A list is fine everywhere
+
+
+def test_a_list_is_fitted_as_what_it_stands_for() -> None:
+    model = memformer(2, 1, memory="none", key=KEY)
+    prompts = [data.prompts(KEY, 60) for data in DATA]
+    for given in (DATA, prompts):
+        found = [fit(model, each, key=KEY, optimiser=QUICK) for each in (given, PerRun(given))]
+        assert found[0].runs == 2
+        assert found[1].vectors.tobytes() == found[0].vectors.tobytes()
+        assert not np.array_equal(found[0].vectors[0], found[0].vectors[1])
+
+
+def test_a_list_is_scored_as_what_it_stands_for() -> None:
+    lists: dict[str, Any] = {"descent": SIZES[:2], "one for all": SIZES[0]}
+    wrapped: dict[str, Any] = {"descent": PerRun(SIZES[:2]), "one for all": SIZES[0]}
+    found = [evaluate(m, d, prompts=200, key=KEY) for m, d in ((lists, DATA), (wrapped, PerRun(DATA)))]
+    for name in lists:
+        assert found[0][name].mean.shape == (2, 3)
+        np.testing.assert_array_equal(found[0][name].mean, found[1][name].mean)
+    np.testing.assert_array_equal(found[0]["descent"].mean[0], found[0]["one for all"].mean[0])
+    for_one = evaluate({"descent": SIZES}, DATA[0], prompts=200, key=KEY)["descent"]  # data for all runs
+    assert for_one.mean.shape == (3, 3)
+
+
+def test_a_list_is_adapted_as_what_it_stands_for() -> None:
+    models, prompts = [experts(1.0), experts(2.0)], [data.prompts(KEY, 30) for data in DATA]
+    for setting in ("label-free", "labelled", "per prompt"):
+        found = adapt(models, prompts, setting=setting)
+        again = adapt(PerRun(models), PerRun(prompts), setting=setting)
+        np.testing.assert_array_equal(found.model.stacked.gates, again.model.stacked.gates)
+        assert found.model.runs == 2
+    shared = adapt(models[0], prompts)  # one model for all runs
+    np.testing.assert_allclose(shared.model[0].gates, adapt(models, prompts).model[0].gates, rtol=1e-5)
+
+
+# Other lists are refused
+
+
+DIFFERENT: list[tuple[str, list[Any]]] = [
+    ("class", [DATA[0], HeavyTailed(DATA[0], 5)]),
+    ("option", [DATA[0], LinearRegression([1.0, 0.5], 9)]),
+    ("shape", [DATA[0], LinearRegression([1.0, 0.5, 0.2], 8)]),
+    ("missing array", [DATA[0], LinearRegression([1.0, 0.5], 8, weights=[1.0, 2.0])]),
+]
+
+
+@pytest.mark.parametrize(("what", "data"), DIFFERENT)
+def test_runs_that_differ_in_kind_are_refused_with_a_sentence(what: str, data: list[Any]) -> None:
+    model = memformer(2, 1, memory="none", key=KEY)
+    for call in (
+        lambda: PerRun(data),
+        lambda: fit(model, data, key=KEY),
+        lambda: evaluate({"descent": SIZES[0]}, data, prompts=100, key=KEY),
+    ):
+        with pytest.raises(
+            InputError, match="run 1 differs from run 0 in its class, its options or the shapes"
+        ):
+            call()
+
+
+def test_models_and_prompts_that_differ_in_kind_are_refused_with_a_sentence() -> None:
+    message = "run 1 differs from run 0 .* Call once for each kind"
+    with pytest.raises(InputError, match=message):
+        evaluate({"descent": [SIZES[0], gradient_descent(0.1, 3)]}, DATA, prompts=100, key=KEY)
+    with pytest.raises(InputError, match=message):
+        adapt([experts(1.0), experts(1.0).heads[0]], make_batch(0, 30, 8, 2))
+    with pytest.raises(InputError, match=message):
+        adapt(experts(1.0), [make_batch(0, 30, 8, 2), make_batch(0, 31, 8, 2)])
+    with pytest.raises(InputError, match=message):
+        fit(memformer(2, 1, key=KEY), [DATA[0], DATA[0].prompts(KEY, 10)], key=KEY)
+
+
+def test_an_empty_list_is_refused() -> None:
+    model = memformer(2, 1, memory="none", key=KEY)
+    for call in (
+        lambda: PerRun([]),
+        lambda: fit(model, [], key=KEY),
+        lambda: evaluate({"descent": SIZES[0]}, [], prompts=100, key=KEY),
+        lambda: evaluate({"descent": []}, DATA, prompts=100, key=KEY),
+        lambda: adapt([], make_batch(0, 30, 8, 2)),
+    ):
+        with pytest.raises(InputError, match="empty") as error:
+            call()
+        assert re.fullmatch(r".+: pass .+[.]", str(error.value))
+
+
+def test_other_numbers_of_runs_are_refused() -> None:
+    prompts = make_batch(0, 30, 8, 2)
+    with pytest.raises(
+        InputError, match="descent has models for 3 runs and the data has 2: pass one of each"
+    ):
+        evaluate({"descent": SIZES}, DATA, prompts=100, key=KEY)
+    with pytest.raises(InputError, match="a 3 and b 2 runs: give one of each for every run, or a single one"):
+        evaluate({"a": SIZES, "b": SIZES[:2]}, DATA[0], prompts=100, key=KEY)
+    with pytest.raises(InputError, match="model 2 and prompts 3 runs: give one of each"):
+        adapt([experts(1.0)] * 2, [prompts] * 3)
+
+
+# Which distributions have one best matrix
+
+
+def test_a_given_weight_frees_every_matrix() -> None:
+    model = memformer(2, 2, memory="none", key=KEY)
+    given = LinearRegression([1.0, 0.5], 8, weights=[1.0, -2.0])
+    assert DATA[0].has_one_matrix
+    assert LinearRegression([1.0, 0.5], 8, noise=0.1, variance=2.0, weight_variance=3.0).has_one_matrix
+    others = [given, HeavyTailed(DATA[0], 5), RandomScale(DATA[0], 0.5, 2.0),
+              GaussianMixture(jnp.zeros((1, 2)), [1.0], [1.0], 8)]  # fmt: skip
+    assert not any(one.has_one_matrix for one in others)
+    for data, frees in (
+        (DATA[0], False),
+        (DATA, False),
+        (PerRun(DATA), False),
+        (given, True),
+        ([given] * 2, True),
+    ):
+        phases = plan(model, data=data)
+        assert [phase.optimiser is not None for phase in phases] == [True, frees]
+    insisted = plan(model, optimiser=LeastSquares(every_matrix=True), data=DATA[0])
+    assert insisted[-1].optimiser is not None
