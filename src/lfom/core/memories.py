@@ -87,6 +87,10 @@ class Memory(eqx.Module):
         """Whether it can go no further, by problem."""
         return False
 
+    def marked(self, past: Any, going: Array) -> Any:
+        """What is remembered, knowing whether the problem goes on: one that is done needs no work."""
+        return past
+
 
 class Forget(Memory):
     """No memory: the step is the direction times a step size. Z += eta_l * direction."""

@@ -127,6 +127,10 @@ class Algorithm(eqx.Module):
         """Whether it can go no further, by what it remembers."""
         return False
 
+    def marked(self, past: Any, going: Array) -> Any:
+        """What is remembered, knowing whether the problem goes on: one that is done needs no work."""
+        return past
+
     def begin(self, scales: Float[Array, " depth"]) -> "Algorithm":
         """Where training begins, with these step sizes."""
         return self
@@ -303,6 +307,9 @@ class Method(Algorithm):
 
     def stuck(self, past: Any) -> Array | bool:
         return self.memory.stuck(past)
+
+    def marked(self, past: Any, going: Array) -> Any:
+        return self.memory.marked(past, going)
 
     def start(self, state: Any, problem: Problem, room: int | None) -> Any:
         shapes = jax.eval_shape(lambda: problem.read(self.reader, state))

@@ -77,15 +77,15 @@ def until(
         index, past, now = carry
         layer = here([jax.lax.dynamic_index_in_dim(a, index, 0, False) for a in stacked])
 
-        def one(problem: Any, state: Any, past: Any, own: Any) -> Any:
+        def one(problem: Any, state: Any, past: Any, own: Any, going: Array) -> Any:
             bound = bind(layer, own)
-            step, past = bound.step(state, past, problem, index)
+            step, past = bound.step(state, bound.marked(past, going), problem, index)
             moved = problem.move(state, step)
             stuck = jnp.asarray(bound.stuck(past))
             return moved, past, norm(problem.left(moved)), stuck, problem.stretch(step)
 
         going = goes_on(now)
-        moved, past, size, stuck, stretch = jax.vmap(one)(problems, now.state, past, own)
+        moved, past, size, stuck, stretch = jax.vmap(one)(problems, now.state, past, own, going)
         stuck = now.stuck | (going & stuck)
         taken = now.taken + (going & ~stuck)
         size = jnp.where(going, size, now.size)

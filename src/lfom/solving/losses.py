@@ -86,6 +86,10 @@ class LineSearched(Memory):
     def stuck(self, past: Searched) -> Array:
         return past.t <= 0
 
+    def marked(self, past: Searched, going: Array) -> Searched:
+        """Nothing is searched where t = 0, so that a few problems do not wait for the trials of all."""
+        return past._replace(t=jnp.where(going, past.t, 0))
+
 
 @dataclass(frozen=True)
 class Hessian:
