@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from lfom.bench import BENCHMARKS, Row
+from lfom.bench import BENCHMARKS, Ratio
 from lfom.bench.forward import bench_forward
 
 
@@ -20,4 +20,4 @@ def test_rows_compare_programs_that_agree() -> None:
 
 
 def test_the_ratio_says_how_many_times_faster_ours_is() -> None:
-    assert Row("tokens", 0.5, 2.0, "s").ratio == pytest.approx(4.0)
+    assert Ratio("tokens", 0.5, 2.0, "s").ratio == pytest.approx(4.0)

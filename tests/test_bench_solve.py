@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from lfom.bench import solve
 from lfom.bench.loops import chebyshev, conjugate_gradients
-from lfom.bench.rival import Rival, Score
+from lfom.bench.rival import Judge, Rival
 from lfom.bench.rivals import _batched, _plain_cg, baseline, rivals
 from lfom.bench.solve_report import COLUMNS, method_table, rows, summary_table, write
 from lfom.bench.timing import all_times
@@ -21,7 +21,7 @@ from lfom.families import FAMILIES
 
 def test_every_rival_for_losses_reaches_the_optimum() -> None:
     batch = FAMILIES["digits"].held_out(3)
-    score = Score(batch, solve.reference(batch))
+    score = Judge(batch, solve.reference(batch))
     for rival in rivals(batch):
         error = score(rival.run(40))
         # JAX's line search gives up on some problems in float32.
@@ -40,7 +40,7 @@ def test_views_of_the_large_families_agree_with_their_operators(name: str) -> No
     if name == "deblurring":  # least squares: A = K' K + damping^2, b = K' y
         np.testing.assert_allclose(square, image, rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose(K @ y, seen.b[0].ravel(), rtol=1e-4, atol=1e-5)
-    score = Score(batch, optimum(batch))
+    score = Judge(batch, optimum(batch))
     assert score(seen.direct(0)[None])[0] < 1e-3
     lowest, highest = seen.extremes[True]
     root = 1 / np.sqrt(np.asarray(seen.diagonal))
@@ -85,7 +85,7 @@ def test_chebyshev_keeps_its_bound() -> None:
 def test_scores_know_the_start_the_optimum_and_failures() -> None:
     batch = FAMILIES["table"].held_out(3)
     best = optimum(batch)
-    score = Score(batch, best)
+    score = Judge(batch, best)
     np.testing.assert_allclose(score(np.zeros_like(best)), 1, rtol=1e-6)
     np.testing.assert_allclose(score(0.5 * best), 0.5, rtol=1e-6)
     assert score(best[:2]).tolist() == [0, 0]  # an answer to the first two only
@@ -102,7 +102,7 @@ def test_fewest_steps_are_found_exactly() -> None:
     def score(answer: np.ndarray) -> np.ndarray:
         return answer[:, 0]
 
-    result = solve.Result(Rival("made up", "test", run, 1))
+    result = solve.Measured(Rival("made up", "test", run, 1))
     solve._count_steps(result, score)
     assert {a: at.steps for a, at in result.reached.items()} == {1e-2: 21, 1e-4: 42}
     assert len(calls) == len(set(calls))  # nothing is run twice

@@ -4,13 +4,13 @@ from collections.abc import Callable
 
 from lfom.bench.adapt import bench_adapt
 from lfom.bench.forward import bench_forward
-from lfom.bench.timing import Row
+from lfom.bench.timing import Ratio
 from lfom.bench.train import bench_train
 
-BENCHMARKS: dict[str, Callable[[], list[Row]]] = {
+BENCHMARKS: dict[str, Callable[[], list[Ratio]]] = {
     "forward": bench_forward,
     "train": bench_train,
     "adapt": bench_adapt,
 }
 
-__all__ = ["BENCHMARKS", "Row"]
+__all__ = ["BENCHMARKS", "Ratio"]

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from lfom.adaptation import adapt
 from lfom.adaptation.per_prompt import STEPS
-from lfom.bench.timing import Row, side_by_side
+from lfom.bench.timing import Ratio, side_by_side
 from lfom.core.methods import Mixture
 from lfom.methods.memformer import memformer, mixture
 from lfom.prompts.distributions import LinearRegression
@@ -27,7 +27,7 @@ def gated_model(d: int = 5, depth: int = 4, experts: int = 3) -> Mixture:
     return mixture(heads)
 
 
-def bench_adapt(prompts: int = 10_000, n: int = 20, d: int = 5) -> list[Row]:
+def bench_adapt(prompts: int = 10_000, n: int = 20, d: int = 5) -> list[Ratio]:
     """Seconds per prompt, held-out judgement included."""
     model = gated_model(d)
     batch = LinearRegression([1.0] * d, n).prompts(jax.random.key(1), prompts)
@@ -47,9 +47,9 @@ def bench_adapt(prompts: int = 10_000, n: int = 20, d: int = 5) -> list[Row]:
     each, loop = seconds["together"] / prompts, seconds["loop"] / LOOPED
     details = {"prompts": prompts, "steps": STEPS}
     return [
-        Row(f"a loop over prompts, batch of {prompts:,}", 1e6 * each, 1e6 * loop, "us/prompt", details),
-        Row("the time allowed for a prompt of a batch", 1e6 * each, 20.0, "us/prompt", details),
-        Row("the time allowed for one prompt alone", 1e3 * seconds["alone"], 5.0, "ms", {"steps": STEPS}),
+        Ratio(f"a loop over prompts, batch of {prompts:,}", 1e6 * each, 1e6 * loop, "us/prompt", details),
+        Ratio("the time allowed for a prompt of a batch", 1e6 * each, 20.0, "us/prompt", details),
+        Ratio("the time allowed for one prompt alone", 1e3 * seconds["alone"], 5.0, "ms", {"steps": STEPS}),
     ]
 
 

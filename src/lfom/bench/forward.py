@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from lfom.bench.timing import Row, side_by_side
+from lfom.bench.timing import Ratio, side_by_side
 from lfom.core.memories import Register
 from lfom.core.methods import Method
 from lfom.core.preconditioners import Full
@@ -22,7 +22,7 @@ from lfom.prompts.distributions import LinearRegression
 from lfom.prompts.prompt import Prompt
 
 
-def bench_forward(prompts: int = 1_000, n: int = 200, d: int = 50, depth: int = 4) -> list[Row]:
+def bench_forward(prompts: int = 1_000, n: int = 200, d: int = 50, depth: int = 4) -> list[Ratio]:
     key = jax.random.key(0)
     batch = LinearRegression(jnp.ones(d), n).prompts(key, prompts)
     A = 0.3 * (jnp.eye(d) + 0.1 * jax.random.normal(key, (depth, d, d)) / jnp.sqrt(d))
@@ -56,8 +56,8 @@ def bench_forward(prompts: int = 1_000, n: int = 200, d: int = 50, depth: int = 
             raise AssertionError(f"the {name} program computes something else; its time would mean nothing")
     seconds = side_by_side({name: partial(program, batch) for name, program in compiled.items()})
     return [
-        Row("tokens", seconds["gram"], seconds["tokens"], "s"),
-        Row("tokens, Z M Z^T first", seconds["gram"], seconds["moments"], "s"),
-        Row("tokens, against matrix-free iterates", seconds["matrix-free"], seconds["tokens"], "s"),
-        Row("Gram matrices, against matrix-free iterates", seconds["matrix-free"], seconds["gram"], "s"),
+        Ratio("tokens", seconds["gram"], seconds["tokens"], "s"),
+        Ratio("tokens, Z M Z^T first", seconds["gram"], seconds["moments"], "s"),
+        Ratio("tokens, against matrix-free iterates", seconds["matrix-free"], seconds["tokens"], "s"),
+        Ratio("Gram matrices, against matrix-free iterates", seconds["matrix-free"], seconds["gram"], "s"),
     ]

@@ -26,7 +26,7 @@ class Rival:
         return f"{self.method}, {self.library}"
 
 
-class Score:
+class Judge:
     """Errors of answers to a batch of problems, relative to the start w = 0, in float64.
 
     Quadratics: the energy norm sqrt(e.Ae). Other losses: the excess loss. The reference is the

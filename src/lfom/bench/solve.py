@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lfom.bench.loops import newton
-from lfom.bench.rival import Rival, Score, in_double
+from lfom.bench.rival import Judge, Rival, in_double
 from lfom.bench.rivals import baseline, rivals
 from lfom.bench.timing import all_times
 from lfom.bench.views import optimum
@@ -61,7 +61,7 @@ class Reached:
 
 
 @dataclass
-class Result:
+class Measured:
     """What was measured of one method in one family."""
 
     rival: Rival
@@ -83,10 +83,10 @@ class Comparison:
     family: str
     problems: int
     learned_from: int
-    ours: Result
-    results: list[Result]
+    ours: Measured
+    results: list[Measured]
 
-    def fastest(self, accuracy: float, wanted: Callable[[Result], bool]) -> Result | None:
+    def fastest(self, accuracy: float, wanted: Callable[[Measured], bool]) -> Measured | None:
         able = [r for r in self.results if accuracy in r.reached and wanted(r)]
         return min(able, key=lambda r: r.reached[accuracy].seconds, default=None)
 
@@ -103,9 +103,9 @@ def compare(
     learn_from = LEARNING[family.batch] if learn_from is None else learn_from
     say(f"{family.name}: drawing and solving {problems} held-out problems")
     batch = family.held_out(problems, seed=seed)
-    score = Score(batch, reference(batch))
+    score = Judge(batch, reference(batch))
     learned, ours = _learned(family, batch, learn_from, seed, say)
-    results = [*learned, *(Result(rival) for rival in rivals(batch))]
+    results = [*learned, *(Measured(rival) for rival in rivals(batch))]
     for result in results:
         say(f"{family.name}: steps of {result.name}")
         _count_steps(result, score)
@@ -119,7 +119,7 @@ def compare(
 
 def _learned(
     family: Family, batch: Any, learn_from: int, seed: int, say: Callable[[str], None]
-) -> tuple[list[Result], Result]:
+) -> tuple[list[Measured], Measured]:
     """One learned method per structure, and the one that did best while learning."""
     source = family.learning(learn_from, seed=seed)
     found, scores = [], []
@@ -133,7 +133,7 @@ def _learned(
             return method.solve(batch, steps=steps).value
 
         rival = Rival(method.structure.name, "learned", run, len(batch), learned=True)
-        found.append(Result(rival, learning=taken))
+        found.append(Measured(rival, learning=taken))
         scores.append(min(method.record.compared.values()))
     return found, found[int(np.argmin(scores))]
 
@@ -145,7 +145,7 @@ def reference(problems: Any) -> np.ndarray:
 
 def errors_after(method: Any, problems: Any, steps: int = BUDGET) -> dict[str, np.ndarray]:
     """Relative errors of a learned method and of its baseline after equally many steps, per problem."""
-    score, rival = Score(problems, reference(problems)), baseline(problems)
+    score, rival = Judge(problems, reference(problems)), baseline(problems)
     return {
         "learned": score(method.solve(problems, steps=steps).value),
         rival.method: score(rival.run(steps)),
@@ -165,7 +165,7 @@ def _loss_optimum(problems: ConvexLosses) -> np.ndarray:
     return np.asarray(found)
 
 
-def _error(result: Result, score: Errors, steps: int) -> float:
+def _error(result: Measured, score: Errors, steps: int) -> float:
     """The median error after so many steps; the quartiles are kept."""
     if steps not in result.errors:
         lower, median, upper = np.quantile(score(result.rival.run(steps)), (0.25, 0.5, 0.75))
@@ -173,7 +173,7 @@ def _error(result: Result, score: Errors, steps: int) -> float:
     return result.errors[steps][1]
 
 
-def _count_steps(result: Result, score: Errors) -> None:
+def _count_steps(result: Measured, score: Errors) -> None:
     """Errors on the grid up to the smallest accuracy, and the steps that each accuracy takes."""
     start = time.perf_counter()
     _error(result, score, BUDGET)
@@ -190,7 +190,7 @@ def _count_steps(result: Result, score: Errors) -> None:
     result.reached = {a: Reached(k, math.nan, math.nan, math.nan) for a, k in found.items()}
 
 
-def _fewest(result: Result, score: Errors, accuracy: float) -> int | None:
+def _fewest(result: Measured, score: Errors, accuracy: float) -> int | None:
     """The smallest number of steps that reaches an accuracy, by halving an interval of known errors."""
     enough = next((k for k in sorted(result.errors) if result.errors[k][1] <= accuracy), None)
     if enough is None:
@@ -205,10 +205,10 @@ def _fewest(result: Result, score: Errors, accuracy: float) -> int | None:
     return enough
 
 
-def _time_to(accuracy: float, results: Iterable[Result], problems: int) -> None:
+def _time_to(accuracy: float, results: Iterable[Measured], problems: int) -> None:
     able = [result for result in results if accuracy in result.reached]
 
-    def program(result: Result) -> Callable[[], Any]:
+    def program(result: Measured) -> Callable[[], Any]:
         return lambda: result.rival.run(result.reached[accuracy].steps)
 
     times = all_times({r.name: program(r) for r in able}, ROUNDS, PATIENCE, compiled=True)
@@ -219,7 +219,7 @@ def _time_to(accuracy: float, results: Iterable[Result], problems: int) -> None:
         result.reached[accuracy] = Reached(steps, float(median), float(lower), float(upper))
 
 
-def _time_curves(results: Iterable[Result], problems: int) -> None:
+def _time_curves(results: Iterable[Measured], problems: int) -> None:
     """The fastest of a few runs at every number of steps on the grid."""
     programs: dict[str, Callable[[], Any]] = {}
     for result in results:

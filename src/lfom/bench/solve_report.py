@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 from rich.table import Table
 
-from lfom.bench.solve import ACCURACIES, BUDGET, Comparison, Result
-from lfom.bench.timing import Row
+from lfom.bench.solve import ACCURACIES, BUDGET, Comparison, Measured
+from lfom.bench.timing import Ratio
 from lfom.core.files import write_whole
 from lfom.report.style import colour
 
@@ -28,7 +28,7 @@ COLUMNS = [
 ]
 
 
-def rows(comparison: Comparison) -> list[Row]:
+def rows(comparison: Comparison) -> list[Ratio]:
     """Ours against every other method: the error after the budget, and the time to each accuracy."""
     found = []
     for other in comparison.results:
@@ -39,7 +39,7 @@ def rows(comparison: Comparison) -> list[Row]:
     return found
 
 
-def _who(comparison: Comparison, other: Result) -> dict[str, Any]:
+def _who(comparison: Comparison, other: Measured) -> dict[str, Any]:
     ours = comparison.ours
     return {
         "family": comparison.family,
@@ -53,7 +53,7 @@ def _who(comparison: Comparison, other: Result) -> dict[str, Any]:
     }
 
 
-def _error_row(comparison: Comparison, other: Result) -> Row:
+def _error_row(comparison: Comparison, other: Measured) -> Ratio:
     (low, own, high), (other_low, error, other_high) = comparison.ours.errors[BUDGET], other.errors[BUDGET]
     details = {
         "measure": "error",
@@ -62,10 +62,10 @@ def _error_row(comparison: Comparison, other: Result) -> Row:
         "rival_quartiles": (other_low, other_high),
     }
     name = f"{comparison.family}, error after {BUDGET} steps: {other.name}"
-    return Row(name, own, error, "relative error", {**details, **_who(comparison, other)})
+    return Ratio(name, own, error, "relative error", {**details, **_who(comparison, other)})
 
 
-def _time_row(comparison: Comparison, other: Result, accuracy: float) -> Row:
+def _time_row(comparison: Comparison, other: Measured, accuracy: float) -> Ratio:
     details: dict[str, Any] = {"measure": "time", "accuracy": accuracy}
     times: dict[str, float | None] = {}
     for side, result in (("ours", comparison.ours), ("rival", other)):
@@ -75,7 +75,7 @@ def _time_row(comparison: Comparison, other: Result, accuracy: float) -> Row:
         details[f"{side}_quartiles"] = (at.lower * 1e3, at.upper * 1e3) if at else None
         details[f"{side}_first_call_seconds"] = result.first_call
     name = f"{comparison.family} to {accuracy:g}: {other.name}"
-    return Row(name, times["ours"], times["rival"], "ms", {**details, **_who(comparison, other)})
+    return Ratio(name, times["ours"], times["rival"], "ms", {**details, **_who(comparison, other)})
 
 
 def method_table(comparison: Comparison) -> Table:
@@ -95,16 +95,16 @@ def method_table(comparison: Comparison) -> Table:
     return table
 
 
-def _order(result: Result) -> tuple[bool, float]:
+def _order(result: Measured) -> tuple[bool, float]:
     at = result.reached.get(1e-2)
     return (at is None, at.seconds if at else 0.0)
 
 
-def _error(result: Result) -> str:
+def _error(result: Measured) -> str:
     return f"{result.errors[BUDGET][1]:.2g}" if result.rival.iterative and BUDGET in result.errors else "-"
 
 
-def _time(result: Result, accuracy: float) -> str:
+def _time(result: Measured, accuracy: float) -> str:
     at = result.reached.get(accuracy)
     return f"{at.seconds * 1e3:,.1f} ({at.steps})" if at else "-"
 
@@ -181,9 +181,9 @@ def figure(comparisons: list[Comparison]) -> Figure:
     return canvas
 
 
-def _drawn(comparison: Comparison) -> list[Result]:
+def _drawn(comparison: Comparison) -> list[Measured]:
     """Every learned method, and of every other one its fastest implementation."""
-    chosen: dict[str, Result] = {}
+    chosen: dict[str, Measured] = {}
     for result in comparison.results:
         best = chosen.get(result.rival.method)
         if best is None or _order(result) < _order(best):

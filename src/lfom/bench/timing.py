@@ -11,7 +11,7 @@ import jax
 
 
 @dataclass(frozen=True)
-class Row:
+class Ratio:
     """One comparison. ratio = rival / ours: how many times faster ours is. None: not reached."""
 
     name: str

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from lfom.bench.timing import Row, side_by_side
+from lfom.bench.timing import Ratio, side_by_side
 from lfom.core.problems import Quadratic, Tokens
 from lfom.core.unroll import last_residual, unroll
 from lfom.methods.memformer import linear_transformer
@@ -75,15 +75,15 @@ def adam_programs(ours_steps: int = 100, token_steps: int = 5) -> tuple[dict[str
     return programs, {"iterates": float(ours_steps * RUNS), "tokens": float(token_steps)}
 
 
-def bench_train() -> list[Row]:
+def bench_train() -> list[Ratio]:
     programs, steps = adam_programs()
     seconds = side_by_side(programs)
     per_run = {name: seconds[name] / steps[name] * 1e3 for name in seconds}
-    rows = [Row("adam step", per_run["iterates"], per_run["tokens"], "ms per run")]
+    rows = [Ratio("adam step", per_run["iterates"], per_run["tokens"], "ms per run")]
     return [*rows, _jacobian_row()]
 
 
-def _jacobian_row() -> Row:
+def _jacobian_row() -> Ratio:
     """Normal equations of 2,000 prompts, per-prompt Jacobians with prompts last, against a
     reverse-mode Jacobian of one prompt under vmap."""
     model = linear_transformer(D, DEPTH, key=jax.random.key(1)).begin(jnp.linspace(0.5, 1.5, DEPTH))
@@ -110,6 +110,6 @@ def _jacobian_row() -> Row:
         raise AssertionError("the two Jacobians differ; their times would mean nothing")
     seconds = side_by_side({"ours": partial(ours, quadratics), "plain": partial(plain, quadratics)})
     unit = "us per prompt"
-    return Row(
+    return Ratio(
         "normal equations, one matrix", seconds["ours"] / 2_000 * 1e6, seconds["plain"] / 2_000 * 1e6, unit
     )

@@ -19,7 +19,7 @@ from lfom.core.parameters import by_layer
 from lfom.core.problems import IterateProblem
 
 
-class Progress(NamedTuple):
+class Standing(NamedTuple):
     """Where every problem of a batch stands. size: the norm of its gradient at the answer; sizes: the same
     after every step, the last one standing for what is not reached. stuck: its memory can go no further.
     stretch: the largest |H step| / |step| met, an estimate of the norm of H (see `IterateProblem.stretch`)."""
@@ -32,12 +32,12 @@ class Progress(NamedTuple):
     stretch: Float[Array, " problems"]
 
 
-def begin(problems: IterateProblem, state: Any, steps: int) -> Progress:
+def begin(problems: IterateProblem, state: Any, steps: int) -> Standing:
     """No step taken yet, with room for so many of them."""
     size = jax.vmap(lambda problem, one: norm(problem.left(one)))(problems, state)
     nothing = jnp.zeros_like(size)
     sizes = jnp.broadcast_to(size[:, None], (len(size), steps + 1))
-    return Progress(state, nothing.astype(int), size, sizes, nothing.astype(bool), nothing)
+    return Standing(state, nothing.astype(int), size, sizes, nothing.astype(bool), nothing)
 
 
 def choose(which: Bool[Array, " problems"], yes: Any, no: Any) -> Any:
@@ -48,12 +48,12 @@ def choose(which: Bool[Array, " problems"], yes: Any, no: Any) -> Any:
 def until(
     algorithm: Algorithm,
     problems: IterateProblem,
-    now: Progress,
+    now: Standing,
     limit: Int[Array, " problems"],
     threshold: Float[Array, " problems"] | None = None,
     own: Any = None,
     bind: Callable[[Any, Any], Algorithm] | None = None,
-) -> Progress:
+) -> Standing:
     """Steps from where every problem stands until it has taken `limit` of them, its gradient is no larger
     than `threshold`, it is stuck or its numbers overflow.
 
@@ -66,7 +66,7 @@ def until(
     stacked, here = by_layer(algorithm, algorithm.depth)
     columns = jnp.arange(now.sizes.shape[1])
 
-    def goes_on(now: Progress) -> Array:
+    def goes_on(now: Standing) -> Array:
         going = (now.taken < limit) & ~now.stuck & jnp.isfinite(now.size)
         return going if threshold is None else going & ~(now.size <= threshold)
 
@@ -92,7 +92,7 @@ def until(
         later = going[:, None] & (columns >= taken[:, None])
         sizes = jnp.where(later, size[:, None], now.sizes)
         stretch = jnp.where(going & (stretch > now.stretch), stretch, now.stretch)
-        return index + 1, past, Progress(choose(going, moved, now.state), taken, size, sizes, stuck, stretch)
+        return index + 1, past, Standing(choose(going, moved, now.state), taken, size, sizes, stuck, stretch)
 
     carry = (jnp.asarray(0), jax.vmap(start)(problems, now.state, own), now)
     return jax.lax.while_loop(lambda carry: goes_on(carry[2]).any(), body, carry)[2]

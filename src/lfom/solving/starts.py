@@ -22,7 +22,7 @@ RANK = 8
 SMALL = 256  # unknowns: up to here the mean operator is formed for every kind
 
 
-class Setting(eqx.Module):
+class Start(eqx.Module):
     """What a start is found from. b: the right-hand sides; w: the solutions. scale: the diagonal change of
     coordinates. key: of random vectors."""
 
@@ -54,18 +54,18 @@ def start(kind: str, problems: IterateProblem, w: Array, reader: Reader, key: Ar
 
 
 @eqx.filter_jit
-def _setting(problems: IterateProblem, w: Array, reader: Reader, key: Array) -> Setting:
+def _setting(problems: IterateProblem, w: Array, reader: Reader, key: Array) -> Start:
     b, seen = -jax.vmap(lambda one: one.initial()[1])(problems), jax.vmap(reader.look)(problems)
-    return Setting(problems, b, w, jnp.ones_like(w) if seen is None else seen, key)
+    return Start(problems, b, w, jnp.ones_like(w) if seen is None else seen, key)
 
 
-def _full(at: Setting) -> Definite:
+def _full(at: Start) -> Definite:
     values, vectors = _softest(at)
     base = as_array(vectors / np.sqrt(values), at.w.dtype)
     return Factored(base, filled(base, 0.0))
 
 
-def _low_rank(at: Setting) -> Definite:
+def _low_rank(at: Start) -> Definite:
     """One scale for most directions, more for the softest ones."""
     if at.w[0].size > SMALL:
         return _from_solutions(at, _estimated_diagonal(at))
@@ -77,31 +77,31 @@ def _low_rank(at: Setting) -> Definite:
     return LowRank(as_array(logs, at.w.dtype), as_array(V.reshape(*at.shape, rank), at.w.dtype))
 
 
-def _diagonal(at: Setting) -> Definite:
+def _diagonal(at: Start) -> Definite:
     if at.w[0].size > SMALL:
         return Diagonal(-jnp.log(_estimated_diagonal(at)))
     return Diagonal(as_array(-np.log(np.diag(_mean(at))).reshape(at.shape), at.w.dtype))
 
 
-def _softest(at: Setting) -> tuple[np.ndarray, np.ndarray]:
+def _softest(at: Start) -> tuple[np.ndarray, np.ndarray]:
     """Eigenvalues of the mean operator, the smallest first and none of them too small, and vectors."""
     values, vectors = np.linalg.eigh(_mean(at))
     return np.maximum(values, values[-1] * 1e-6), vectors
 
 
-def _mean(at: Setting) -> np.ndarray:
+def _mean(at: Start) -> np.ndarray:
     mean = np.asarray(_mean_matrix(at), np.float64)
     return (mean + mean.T) / 2
 
 
 @eqx.filter_jit
-def _mean_matrix(at: Setting) -> Array:
+def _mean_matrix(at: Start) -> Array:
     flat = at.scale.reshape(len(at.scale), -1)
     return jnp.einsum("pi,pij,pj->ij", flat, matrices(at.problems), flat, precision=HIGHEST) / len(flat)
 
 
 @eqx.filter_jit
-def _estimated_diagonal(at: Setting) -> Array:
+def _estimated_diagonal(at: Start) -> Array:
     known = jax.vmap(lambda one: one.diagonal())(at.problems)
     if known is not None:
         return jnp.mean(known * at.scale**2, axis=0)
@@ -110,9 +110,9 @@ def _estimated_diagonal(at: Setting) -> Array:
     return jnp.maximum(found, 1e-3 * jnp.mean(found))
 
 
-def _transformed(transform: str) -> Callable[[Setting], Definite]:
+def _transformed(transform: str) -> Callable[[Start], Definite]:
     @eqx.filter_jit
-    def start(at: Setting) -> Definite:
+    def start(at: Start) -> Definite:
         """Mode by mode, the number m with the smallest sum of (m b - w*)^2, problems of unit energy."""
 
         def modes_of(vector: Array) -> Array:
@@ -134,7 +134,7 @@ def _transformed(transform: str) -> Callable[[Setting], Definite]:
 
 
 @eqx.filter_jit
-def _from_solutions(at: Setting, diagonal: Array) -> Definite:
+def _from_solutions(at: Start, diagonal: Array) -> Definite:
     """Directions in which the solutions lie, for operators too large for matrices."""
     rows = (jnp.sqrt(diagonal) * at.w / at.scale * at.unit_energy()).reshape(len(at.w), -1)
     _, _, vectors = jnp.linalg.svd(rows, full_matrices=False)

@@ -18,7 +18,7 @@ from lfom.core.preconditioners import Identity
 from lfom.core.problems import IterateProblem
 from lfom.core.readers import Either, Gradient, Jacobi, Multiplied, Reader
 from lfom.core.states import Iterate
-from lfom.core.stopping import Progress, begin, choose, until
+from lfom.core.stopping import Standing, begin, choose, until
 from lfom.core.unroll import trace
 from lfom.solving import statuses
 from lfom.solving.program import Program, Raw
@@ -86,11 +86,11 @@ def solve_systems(
 def own_steps(
     method: Algorithm,
     problems: IterateProblem,
-    first: Progress,
+    first: Standing,
     own: int,
     threshold: Float[Array, " problems"] | None,
     factor: Float[Array, " problems"] | None = None,
-) -> Progress:
+) -> Standing:
     """`own` steps of the method; with a threshold each problem stops by itself. factor: multiplies the
     directions of every problem. At the end the states stand at the answers."""
     method = method.truncated(own)
@@ -152,10 +152,10 @@ def _conjugate(
     tail: Method | None,
     problems: IterateProblem,
     fallback: Bool[Array, " problems"],
-    now: Progress,
+    now: Standing,
     limit: Int[Array, " problems"],
     threshold: Float[Array, " problems"] | None,
-) -> Progress:
+) -> Standing:
     """Conjugate gradients from where each problem stands, up to its limit. The fallback trusts nothing
     that was learned: its preconditioner is the problem's own diagonal, or none."""
     plain = plain_reader(problems)
@@ -170,11 +170,11 @@ def _conjugate(
     return until(tail, problems, now, limit, threshold, own, bind)
 
 
-def _checked(problems: IterateProblem, end: Progress) -> Progress:
+def _checked(problems: IterateProblem, end: Standing) -> Standing:
     """With the true residual, and with the norm of A in `stretch`: its largest row sum where it is a matrix,
     else the largest |Ad| / |d| met."""
 
-    def one(problem: Any, end: Progress) -> Progress:
+    def one(problem: Any, end: Standing) -> Standing:
         gradient = problem.gradient(end.state.w)
         c = problem.dominating(jnp.ones_like(gradient))
         size = end.stretch if c is None else jnp.max(c)
@@ -188,7 +188,7 @@ def _checked(problems: IterateProblem, end: Progress) -> Progress:
 
 
 def _judged(
-    tolerance: Array | None, problem: IterateProblem, end: Progress, start: Array, path: Array, finite: Array
+    tolerance: Array | None, problem: IterateProblem, end: Standing, start: Array, path: Array, finite: Array
 ) -> Raw:
     """The status from the true residual, and the start itself wherever nothing better was found."""
     w = end.state.w
