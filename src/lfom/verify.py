@@ -24,6 +24,7 @@ from lfom.methods import theorems
 from lfom.methods.memformer import GAMMAS, memformer, mixture
 from lfom.prompts.prompt import Prompt, prompt_from_arrays
 from lfom.prompts.run import run
+from lfom.solving.transformers import learned_and_transformer
 
 TOLERANCE = 1e-10
 
@@ -303,6 +304,11 @@ def check_heads_collapse(rng: np.random.Generator) -> float:
     return worst
 
 
+def check_learned(rng: np.random.Generator) -> float:
+    """A method learned from regressions against the Transformer that runs it (theorems.memformer_of)."""
+    return learned_and_transformer("preconditioned:full", int(rng.uniform(0, 2**31)))
+
+
 def check_stationarity(rng: np.random.Generator) -> float:
     """Appendix D (Theorem 3 of Ahn et al.): among A_i = a_i S^-1, where the loss is stationary
     in the numbers a_i, it is stationary in every entry of every A_i.
@@ -369,6 +375,7 @@ CHECKS: dict[str, Callable[[np.random.Generator], float]] = {
     "Token view = attention token by token": check_tokens,
     "Iterate view = token view": check_views,
     "Heads collapse (B = 0, one memory)": check_heads_collapse,
+    "A learned method = the Transformer that runs it": check_learned,
     "Appendix D: stationary at a multiple of S^-1": check_stationarity,
 }
 
