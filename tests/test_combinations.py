@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lfom import InputError, Method, reference
+from lfom import InputError, LeastSquaresProblems, Method, reference
 from lfom.core import preconditioners, unroll
-from lfom.core.memories import Bank, Conjugate, Memory, Register
+from lfom.core.memories import Bank, Conjugate, Memory, Register, scalar_bank
 from lfom.core.parameters import cut, leaves, replaced, widened
 from lfom.core.preconditioners import Preconditioner
 from lfom.core.problems import Examples, Objective, Operator, Problem, Quadratic, Tokens
@@ -361,6 +361,21 @@ def test_a_truncated_method_takes_the_first_steps(memory: str, layers: int, x64:
     wanted = unroll.unroll(method, problem)[: layers + 1]
     assert relative(unroll.unroll(method.truncated(layers), problem), wanted) < EXACT
     assert relative(unroll.unroll(cut(method, layers).truncated(layers), problem), wanted) < EXACT
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_truncated_method_solves_with_its_first_steps(tied: bool) -> None:
+    values = np.full(DEEP, 0.1) if tied else 0.2 * np.eye(DEEP) + 0.01 * np.tri(DEEP)
+    method = Method(
+        Gradient(preconditioners.Identity()), scalar_bank(jnp.asarray(values, float), tied=tied), DEEP
+    )
+    X, y = numbers(40, 2, 12, D).astype(np.float32), numbers(41, 2, 12).astype(np.float32)
+    wanted = method.solve(LeastSquaresProblems(X, y), steps=4)
+    found = method.truncated(4).solve(
+        LeastSquaresProblems(X, y), tolerance=1e-3
+    )  # goes on after its own steps
+    np.testing.assert_allclose(found.residuals[:, :5], wanted.residuals, rtol=1e-4)
+    assert (np.asarray(found.steps) > 4).all()
 
 
 def test_a_scan_takes_numbers_that_every_prompt_has_of_its_own(x64: None) -> None:

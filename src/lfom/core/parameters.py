@@ -226,7 +226,10 @@ def cut(tree: Any, depth: int) -> Any:
 
     def one(leaf: Leaf) -> Any:
         index = tuple(slice(depth) if axis in (LAYERS, PAST) else slice(None) for axis in leaf.axes)
-        return leaf.array[index] if any(axis in (LAYERS, PAST) for axis in leaf.axes) else leaf.array
+        longer = [
+            n > depth for axis, n in zip(leaf.axes, leaf.array.shape, strict=False) if axis in (LAYERS, PAST)
+        ]
+        return leaf.array[index] if any(longer) else leaf.array
 
     return replaced(tree, [one(leaf) for leaf in leaves(tree)])
 

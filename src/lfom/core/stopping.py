@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 
 from lfom.core.arrays import norm, pad_axes
 from lfom.core.methods import Algorithm
-from lfom.core.parameters import by_layer
+from lfom.core.parameters import by_layer, cut
 from lfom.core.problems import IterateProblem
 
 
@@ -63,7 +63,7 @@ def until(
     algorithm = algorithm.ready()
     if bind is None:
         bind, own = (lambda one, seen: one.bind(seen)), jax.vmap(algorithm.look)(problems)
-    stacked, here = by_layer(algorithm, algorithm.depth)
+    stacked, here = by_layer(cut(algorithm, algorithm.depth), algorithm.depth)
     columns = jnp.arange(now.sizes.shape[1])
 
     def goes_on(now: Standing) -> Array:
