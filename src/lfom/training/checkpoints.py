@@ -9,7 +9,6 @@ the same training writes the same bytes.
 
 import importlib.metadata
 import json
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ import safetensors
 import safetensors.numpy
 
 from lfom.core.checks import InputError
+from lfom.core.files import write_whole
 from lfom.core.methods import Method
 from lfom.training.configuration import Configuration
 from lfom.training.fitting import Fit
@@ -65,25 +65,7 @@ def versions() -> dict[str, str]:
 
 def save(path: str | Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint so that at any moment `path` holds the old file or the new one, whole."""
-    path = Path(path)
-    content = _content(checkpoint)
-    partial = path.with_name(f".{path.name}.partial")  # same folder: os.replace cannot cross file systems
-    try:
-        with open(partial, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-        _sync_folder(path.parent)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise InputError(
-            f"{path} cannot be written ({error.strerror}); a file that was there before is unchanged. "
-            "Free some space or choose another place with --out."
-        ) from error
-    except BaseException:  # Ctrl-C in the middle of writing
-        partial.unlink(missing_ok=True)
-        raise
+    write_whole(Path(path), _content(checkpoint))
 
 
 def load(path: str | Path) -> Checkpoint:
@@ -236,13 +218,3 @@ def _match(path: Path, tensors: dict[str, np.ndarray], wanted: dict[str, list[An
                 f"{path}: the tensor {name} is {found.dtype} of shape {list(found.shape)}, and the header "
                 f"says {dtype} of shape {shape}: it was changed after it was written. {ANOTHER}"
             )
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the new name last through a power cut, where the system can (Windows cannot)."""
-    if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
