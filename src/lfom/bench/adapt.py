@@ -31,7 +31,7 @@ def bench_adapt(prompts: int = 10_000, n: int = 20, d: int = 5) -> list[Ratio]:
     """Seconds per prompt, held-out judgement included."""
     model = gated_model(d)
     batch = LinearRegression([1.0] * d, n).prompts(jax.random.key(1), prompts)
-    one = jax.tree.map(lambda a: a[0], batch)
+    one = _pick(batch, 0)
 
     def alone() -> None:
         adapt(model, one, setting="per prompt")

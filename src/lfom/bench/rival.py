@@ -5,9 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from lfom.bench.loops import newton
 from lfom.solving.problems import Problems
+from lfom.solving.references import solutions
 
 
 @dataclass(frozen=True)
@@ -33,9 +36,11 @@ class Judge:
     optimum of the same problems, rounded as the methods see them, solved for in float64.
     """
 
-    def __init__(self, problems: Problems, optimum: np.ndarray):
-        self.optimum = optimum
+    def __init__(self, problems: Problems):
         self._problems = in_double(problems)
+        with jax.enable_x64(True):
+            solve = _solutions if problems.kind.quadratic else _loss_optimum
+            self.optimum = np.asarray(solve(self._problems))
 
     def __call__(self, answers: Any) -> np.ndarray:
         """One error per problem; NaN counts as infinite. `answers` may cover the first few only."""
@@ -45,6 +50,21 @@ class Judge:
         with jax.enable_x64(True):
             error = np.maximum(_errors(self._problems, w, self.optimum), 0)[: len(values)]
         return np.where(np.isfinite(error), error, np.inf)
+
+
+def _solutions(problems: Any) -> Any:
+    return solutions(problems.each())
+
+
+def _loss_optimum(problems: Any) -> Any:
+    """By Newton's method, until the gradient is zero to rounding."""
+    start = jnp.zeros(problems.shape)
+    solve = jax.jit(jax.vmap(lambda data: newton(lambda w: problems.loss(w, data), start, 10)))
+    found = solve(problems.data)
+    left = float(np.abs(np.asarray(problems.gradients(found))).max())
+    if not left < 1e-12:
+        raise RuntimeError(f"Newton's method left a gradient of {left:.1e}: there is no reference solution")
+    return found
 
 
 @jax.jit

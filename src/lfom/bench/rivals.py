@@ -24,13 +24,13 @@ from lfom.bench.rival import Rival
 from lfom.bench.timing import side_by_side
 from lfom.bench.views import View, view
 from lfom.families import digits
-from lfom.solving.batches import piece
+from lfom.solving.batches import in_pieces, piece
 from lfom.solving.problems import ConvexLosses
 
 MEMORY = 10  # pairs that L-BFGS keeps: the default of SciPy, JAX and Optax; not tuned
 TRIAL_STEPS = 10  # to find out whether a batch is faster in pieces
 
-Solve = Callable[[Any, Any, Any, Any], Any]  # (A v, b, 1 / diagonal, steps) of one problem
+Solve = Callable[..., Any]  # (A v, b, 1 / diagonal or None, steps, more) of one problem
 
 
 def rivals(problems: Any) -> list[Rival]:
@@ -42,13 +42,13 @@ def rivals(problems: Any) -> list[Rival]:
 
 
 def _batched(
-    problems: Any, solve: Solve, extra: tuple[Any, ...] = (), tune: bool = True
+    problems: Any, solve: Solve, jacobi: bool, extra: tuple[Any, ...] = (), tune: bool = True
 ) -> Callable[[int], Any]:
     """One compiled program over the batch; the Gram matrices of least squares are formed in it."""
 
     def some(problems: Any, extra: tuple[Any, ...], steps: Any) -> Any:
         def one(problem: Any, *more: Any) -> Any:
-            b, inverse = -problem.initial()[1], 1 / problem.diagonal()
+            b, inverse = -problem.initial()[1], 1 / problem.diagonal() if jacobi else None
             return solve(problem.hessian_times, b, inverse, steps, *more)
 
         return jax.vmap(one)(problems.each(), *extra)
@@ -61,69 +61,45 @@ def _compiled(
 ) -> Callable[[int], Any]:
     """solve(problems, extra, steps), compiled: the whole batch at once, or in the pieces that the learned
     method takes it in, whichever is faster here."""
-    count, size = len(problems), piece(problems)
+    size, whole = piece(problems), jax.jit(solve)
 
     @jax.jit
-    def whole(problems: Any, extra: Any, steps: Any) -> Any:
-        return solve(problems, extra, steps)
+    def pieces(problems: Any, extra: Any, steps: Any) -> Any:
+        return in_pieces(lambda some: solve(some[0], some[1], steps), (problems, extra), size)
 
-    @jax.jit
-    def in_pieces(problems: Any, extra: Any, steps: Any) -> Any:
-        def cut(leaf: Any) -> Any:
-            return leaf.reshape(count // size, size, *leaf.shape[1:])
-
-        found = jax.lax.map(lambda some: solve(some[0], some[1], steps), jax.tree.map(cut, (problems, extra)))
-        return found.reshape(count, *found.shape[2:])
-
-    runs = {"whole": lambda steps: whole(problems, extra, steps)}
-    if tune and size < count:
-        runs["pieces"] = lambda steps: in_pieces(problems, extra, steps)
+    runs = {"whole": partial(whole, problems, extra)}
+    if tune and size < len(problems):
+        runs["pieces"] = partial(pieces, problems, extra)
         seconds = side_by_side({name: partial(run, TRIAL_STEPS) for name, run in runs.items()}, 3)
         return runs[min(seconds, key=lambda name: seconds[name])]
     return runs["whole"]
 
 
-def _plain_cg(jacobi: bool) -> Solve:
-    return lambda times, b, inverse, k: conjugate_gradients(times, b, inverse if jacobi else 1.0, k)
+def _jax_cg(times: Any, b: Any, inverse: Any, steps: Any) -> Any:
+    scale = None if inverse is None else lambda v: inverse * v
+    return jax.scipy.sparse.linalg.cg(times, b, tol=0.0, atol=0.0, maxiter=steps, M=scale)[0]
 
 
-def _jax_cg(jacobi: bool) -> Solve:
-    def solve(times: Any, b: Any, inverse: Any, steps: Any) -> Any:
-        scale = (lambda v: inverse * v) if jacobi else None
-        return jax.scipy.sparse.linalg.cg(times, b, tol=0.0, atol=0.0, maxiter=steps, M=scale)[0]
-
-    return solve
-
-
-def _lineax_cg(jacobi: bool) -> Solve:
-    def solve(times: Any, b: Any, inverse: Any, steps: Any) -> Any:
-        operator = lx.FunctionLinearOperator(times, b, lx.positive_semidefinite_tag)
-        solver = lx.CG(rtol=0.0, atol=0.0, stabilise_every=None, max_steps=steps)
+def _lineax_cg(times: Any, b: Any, inverse: Any, steps: Any) -> Any:
+    operator = lx.FunctionLinearOperator(times, b, lx.positive_semidefinite_tag)
+    solver = lx.CG(rtol=0.0, atol=0.0, stabilise_every=None, max_steps=steps)
+    options = {}
+    if inverse is not None:
         # Its guard against a vanishing curvature takes steps longer than 1 / (100 size eps) for failures.
         # Conjugate gradients do not depend on the scale of the preconditioner, so a large one avoids it.
         scale = lx.FunctionLinearOperator(lambda v: 1e4 * inverse * v, b, lx.positive_semidefinite_tag)
-        options = {"preconditioner": scale} if jacobi else {}
-        return lx.linear_solve(operator, b, solver, options=options, throw=False).value
-
-    return solve
-
-
-def _chebyshev(jacobi: bool) -> Any:
-    def solve(times: Any, b: Any, inverse: Any, steps: Any, lowest: Any, highest: Any) -> Any:
-        return chebyshev(times, b, inverse if jacobi else 1.0, lowest, highest, steps)
-
-    return solve
+        options = {"preconditioner": scale}
+    return lx.linear_solve(operator, b, solver, options=options, throw=False).value
 
 
 def _in_jax(seen: View) -> list[Rival]:
     problems, found = seen.problems, []
-    libraries = {"plain loop": _plain_cg, "JAX": _jax_cg, "Lineax": _lineax_cg}
-    for jacobi in (False, True):
-        method = "Jacobi CG" if jacobi else "CG"
-        for library, make in libraries.items():
-            found.append(Rival(method, library, _batched(problems, make(jacobi)), len(problems)))
-        run = _batched(problems, _chebyshev(jacobi), seen.extremes[jacobi])
-        found.append(Rival("Jacobi Chebyshev" if jacobi else "Chebyshev", "plain loop", run, len(problems)))
+    libraries = {"plain loop": conjugate_gradients, "JAX": _jax_cg, "Lineax": _lineax_cg}
+    for jacobi, coordinates in ((False, ""), (True, "Jacobi ")):
+        for library, solve in libraries.items():
+            found.append(Rival(f"{coordinates}CG", library, _batched(problems, solve, jacobi), len(problems)))
+        run = _batched(problems, chebyshev, jacobi, seen.extremes(jacobi))
+        found.append(Rival(f"{coordinates}Chebyshev", "plain loop", run, len(problems)))
     if problems.kind.matrix:
         found.append(_direct("JAX", problems, lambda A, b: jax.scipy.linalg.solve(A, b, assume_a="pos")))
         found.append(_direct("Lineax", problems, _lineax_direct))
@@ -180,7 +156,8 @@ def baseline(problems: Any) -> Rival:
     if not problems.kind.quadratic:
         run = _batched_losses(problems, _optax_lbfgs, tune=False)
         return Rival("L-BFGS", "Optax", run, len(problems))
-    return Rival("Jacobi CG", "plain loop", _batched(problems, _plain_cg(True), tune=False), len(problems))
+    run = _batched(problems, conjugate_gradients, jacobi=True, tune=False)
+    return Rival("Jacobi CG", "plain loop", run, len(problems))
 
 
 def _batched_losses(

@@ -14,19 +14,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from lfom.bench.loops import newton
-from lfom.bench.rival import Judge, Rival, in_double
+from lfom.bench.rival import Judge, Rival
 from lfom.bench.rivals import baseline, rivals
 from lfom.bench.timing import all_times
-from lfom.bench.views import optimum
 from lfom.core.checks import count, known
 from lfom.families import FAMILIES, Family
 from lfom.solving.learn import learn
-from lfom.solving.problems import ConvexLosses
 
 BUDGET = 8  # steps the methods are learned for
 ACCURACIES = (1e-2, 1e-4)
@@ -55,9 +50,9 @@ class Reached:
     """The steps that an accuracy takes and their time for the whole batch: median and quartiles."""
 
     steps: int
-    seconds: float
-    lower: float
-    upper: float
+    seconds: float = math.nan
+    lower: float = math.nan
+    upper: float = math.nan
 
 
 @dataclass
@@ -103,7 +98,7 @@ def compare(
     learn_from = LEARNING[family.batch] if learn_from is None else learn_from
     say(f"{family.name}: drawing and solving {problems} held-out problems")
     batch = family.held_out(problems, seed=seed)
-    score = Judge(batch, reference(batch))
+    score = Judge(batch)
     learned, ours = _learned(family, batch, learn_from, seed, say)
     results = [*learned, *(Measured(rival) for rival in rivals(batch))]
     for result in results:
@@ -138,31 +133,13 @@ def _learned(
     return found, found[int(np.argmin(scores))]
 
 
-def reference(problems: Any) -> np.ndarray:
-    """The optimum of every problem, in float64."""
-    return optimum(problems) if problems.kind.quadratic else _loss_optimum(problems)
-
-
 def errors_after(method: Any, problems: Any, steps: int = BUDGET) -> dict[str, np.ndarray]:
     """Relative errors of a learned method and of its baseline after equally many steps, per problem."""
-    score, rival = Judge(problems, reference(problems)), baseline(problems)
+    score, rival = Judge(problems), baseline(problems)
     return {
         "learned": score(method.solve(problems, steps=steps).value),
         rival.method: score(rival.run(steps)),
     }
-
-
-def _loss_optimum(problems: ConvexLosses) -> np.ndarray:
-    """By Newton's method in float64, until the gradient is zero to rounding."""
-    double = in_double(problems)
-    with jax.enable_x64(True):
-        start = jnp.zeros(problems.shape)
-        solve = jax.jit(jax.vmap(lambda data: newton(lambda w: problems.loss(w, data), start, 10)))
-        found = solve(double.data)
-        left = float(np.abs(np.asarray(double.gradients(found))).max())
-    if not left < 1e-12:
-        raise RuntimeError(f"Newton's method left a gradient of {left:.1e}: there is no reference solution")
-    return np.asarray(found)
 
 
 def _error(result: Measured, score: Errors, steps: int) -> float:
@@ -187,7 +164,7 @@ def _count_steps(result: Measured, score: Errors) -> None:
             if _error(result, score, steps) <= min(ACCURACIES):
                 break
         found = {a: k for a in ACCURACIES if (k := _fewest(result, score, a)) is not None}
-    result.reached = {a: Reached(k, math.nan, math.nan, math.nan) for a, k in found.items()}
+    result.reached = {a: Reached(k) for a, k in found.items()}
 
 
 def _fewest(result: Measured, score: Errors, accuracy: float) -> int | None:

@@ -15,17 +15,8 @@ from lfom.core.files import write_whole
 from lfom.report.style import colour
 
 COLUMNS = [
-    "family",
-    "method",
-    "library",
-    "learned",
-    "steps",
-    "error",
-    "lower",
-    "upper",
-    "seconds",
-    "problems",
-]
+    "family", "method", "library", "learned", "steps", "error", "lower", "upper", "seconds", "problems",
+]  # fmt: skip
 
 
 def rows(comparison: Comparison) -> list[Ratio]:

@@ -5,7 +5,7 @@ eigenvalues are worked out here, outside every measured time. The Gram matrices 
 are part of solving, and measured.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -18,12 +18,10 @@ import scipy.linalg
 import scipy.sparse
 from scipy.sparse.linalg import LinearOperator
 
-from lfom.bench.loops import conjugate_gradients
 from lfom.bench.rival import in_double
 from lfom.families import deblurring
 from lfom.solving.problems import LeastSquaresProblems, LinearSystems
 
-MOST_STEPS = 5_000  # of the reference solution
 LANCZOS = 400  # steps for the extreme eigenvalues
 
 
@@ -45,15 +43,8 @@ class View:
     def diagonal(self) -> np.ndarray:
         return np.asarray(jax.vmap(lambda one: one.diagonal())(self.problems.each()))
 
-    def each(self) -> Iterator[int]:
-        return iter(range(len(self.problems)))
-
-    @cached_property
-    def extremes(self) -> dict[bool, tuple[np.ndarray, np.ndarray]]:
-        """The smallest and the largest eigenvalue of every A, and (True) of every Jacobi-scaled A."""
-        return {jacobi: self._extremes(jacobi) for jacobi in (False, True)}
-
-    def _extremes(self, jacobi: bool) -> tuple[np.ndarray, np.ndarray]:
+    def extremes(self, jacobi: bool) -> tuple[np.ndarray, np.ndarray]:
+        """The smallest and the largest eigenvalue of every A, or of every Jacobi-scaled A."""
         problems = in_double(self.problems)
         with jax.enable_x64(True):
             found = _lanczos(problems, 1 / np.sqrt(self.diagonal) if jacobi else np.ones_like(self.b))
@@ -99,32 +90,6 @@ def view(problems: Any) -> View:
     if problems.kind.matrix:
         return _table(problems)
     return _deblurring(problems) if problems.operator is deblurring.apply else _diffusion(problems)
-
-
-def optimum(problems: Any) -> np.ndarray:
-    """The solutions, in float64: by factorisation where A is a matrix, else by conjugate gradients
-    until the residual is 1e-10 of b."""
-    problems = in_double(problems)
-    with jax.enable_x64(True):
-        if problems.kind.matrix:
-            each = problems.each()
-            return np.linalg.solve(np.asarray(each.gram), np.asarray(each.moment)[..., None])[..., 0]
-        solve = jax.jit(_iterated)
-        steps = 250
-        while steps <= MOST_STEPS:
-            found = solve(problems, steps)
-            left = np.asarray(problems.b - problems.times(found))
-            if np.linalg.norm(left) <= 1e-10 * np.linalg.norm(np.asarray(problems.b)):
-                return np.asarray(found)
-            steps *= 2
-    raise RuntimeError(f"conjugate gradients left a residual of {np.abs(left).max():.1e} after {steps} steps")
-
-
-def _iterated(problems: Any, steps: Any) -> Any:
-    def one(data: Any, b: Any, diagonal: Any) -> Any:
-        return conjugate_gradients(lambda v: problems.operator(data, v), b, 1 / diagonal, steps)
-
-    return jax.vmap(one)(problems.data, problems.b, problems.known_diagonal)
 
 
 def _table(problems: LeastSquaresProblems) -> View:
