@@ -8,6 +8,7 @@ are few, a fifth of them is not fitted to, and judges every step and the result.
 or fewer than 20, all are fitted to, and held-out tokens of the same prompts judge.
 """
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -42,6 +43,9 @@ from lfom.core.threads import in_threads
 from lfom.prompts.prompt import Prompt, checked
 from lfom.training.parameters import from_vector, known_kinds, parameters, vector_of
 from lfom.training.sources import OF_PROMPT
+
+# Models, the errors before and after and what is kept of every run, steps and history (see Adaptation).
+Found = tuple[list[Any], np.ndarray, np.ndarray, np.ndarray, int, tuple[dict[str, Any], ...]]
 
 SETTINGS = ("labelled", "label-free", "per prompt")
 SHARED_STEPS = 20
@@ -125,6 +129,7 @@ def adapt(
     _has_kinds(models[0], kinds, setting)
     if seconds is not None:
         checks.positive("seconds", seconds)
+    begun = time.perf_counter()
     if setting == "per prompt":
         if seconds is not None:
             raise InputError(
@@ -136,31 +141,13 @@ def adapt(
         budget = Budget(SHARED_STEPS if steps is None else checks.count("steps", steps), seconds)
         labels = (query, target) if setting == "labelled" else None
         found = _shared(models, X, y, labels, kinds, folds, budget, watch)
-    adapted: Any = (
-        found.models[0] if by_run(model) is None and by_run(prompts) is None else PerRun(found.models)
-    )
-    if setting == "per prompt" and _single(prompts):  # no axis of prompts
-        adapted = with_gates(adapted, adapted.gates[..., 0])
-    return Adaptation(
-        adapted, setting, kinds, X.shape[1], found.before, found.after, found.kept, found.steps, found.seconds,
-        found.history,
-    )  # fmt: skip
-
-
-def _single(prompts: Any) -> bool:
-    """Whether this is one prompt alone."""
-    return by_run(prompts) is None and not prompts.batched
-
-
-@dataclass(frozen=True)
-class _Found:
-    models: list[Any]
-    before: np.ndarray
-    after: np.ndarray
-    kept: np.ndarray
-    steps: int
-    seconds: float
-    history: tuple[dict[str, Any], ...] = ()
+    adapted, before, after, kept, taken, history = found
+    shared = by_run(prompts) is None
+    result: Any = adapted[0] if shared and by_run(model) is None else PerRun(adapted)
+    if setting == "per prompt" and shared and not prompts.batched:  # one prompt: no axis of prompts
+        result = with_gates(result, result.gates[..., 0])
+    spent = time.perf_counter() - begun
+    return Adaptation(result, setting, kinds, X.shape[1], before, after, kept, taken, spent, history)
 
 
 @eqx.filter_jit
@@ -179,9 +166,8 @@ def _adapt_on_tokens(model: Mixture, X: Any, y: Any, size: int, steps: int) -> t
     """The same for what only reads tokens, prompt by prompt."""
 
     def one(X: Array, y: Array) -> tuple[Array, Array, Array]:
-        adapted = PerPrompt(model, steps).adapted(
-            Tokens.of(Prompt(X, y, X[0], y[0]))
-        )  # the query is not asked
+        tokens = Tokens.of(Prompt(X, y, X[0], y[0]))  # the query is not asked
+        adapted = PerPrompt(model, steps).adapted(tokens)
         before = context_error_on_tokens(model, X, y, size)
         return adapted.gates, before, context_error_on_tokens(adapted, X, y, size)
 
@@ -195,17 +181,13 @@ def _kept(model: Mixture, gates: Array, before: Array, after: Array) -> tuple[Ar
     return jnp.where(better, gates, own), before, jnp.where(better, after, before), better
 
 
-def _per_prompt(models: list[Mixture], X: np.ndarray, y: np.ndarray, folds: int | None, steps: int) -> _Found:
+def _per_prompt(models: list[Mixture], X: np.ndarray, y: np.ndarray, folds: int | None, steps: int) -> Found:
     """Runs, and halves of many prompts, side by side in threads: one such call keeps one core busy."""
-    begun = time.perf_counter()
     prompts, n = X.shape[1:3]
     size = fold_size(n, min(n, PER_PROMPT_FOLDS) if folds is None and n > 1 else folds)
     cuts = 2 if prompts >= THREADED and prompts % 2 == 0 else 1
-    parts = [
-        (run, slice(c * prompts // cuts, (c + 1) * prompts // cuts))
-        for run in range(len(X))
-        for c in range(cuts)
-    ]
+    halves = [slice(c * prompts // cuts, (c + 1) * prompts // cuts) for c in range(cuts)]
+    parts = list(itertools.product(range(len(X)), halves))
 
     def one(part: tuple[int, slice]) -> Any:
         run, chosen = part
@@ -214,18 +196,13 @@ def _per_prompt(models: list[Mixture], X: np.ndarray, y: np.ndarray, folds: int 
         return [np.asarray(values) for values in found]
 
     found = [one(parts[0])] if len(parts) == 1 else list(in_threads(one, parts))
-    gates, before, after, kept = (
-        [
-            np.concatenate([part[i] for part in found[run * cuts : (run + 1) * cuts]], axis=-1)
-            for run in range(len(X))
-        ]
-        for i in range(4)
-    )
-    adapted = [with_gates(model, as_array(own)) for model, own in zip(models, gates, strict=True)]
-    errors, now, share = (
-        np.asarray([row.mean(dtype=np.float64) for row in rows]) for rows in (before, after, kept)
-    )
-    return _Found(adapted, errors, now, share, steps, time.perf_counter() - begun)
+    of_runs = [
+        [np.concatenate(pieces, axis=-1) for pieces in zip(*found[first : first + cuts], strict=True)]
+        for first in range(0, len(found), cuts)
+    ]
+    adapted = [with_gates(model, as_array(own[0])) for model, own in zip(models, of_runs, strict=True)]
+    before, after, kept = np.asarray([[row.mean(dtype=np.float64) for row in own[1:]] for own in of_runs]).T
+    return adapted, before, after, kept, steps, ()
 
 
 @eqx.filter_jit
@@ -271,10 +248,10 @@ def _shared(
     folds: int | None,
     budget: Budget,
     watch: Callable[[int, float], None] | None,
-) -> _Found:
-    begun = time.perf_counter()
+) -> Found:
     n, prompts, template, view = X.shape[-2], X.shape[1], models[0], models[0].views[0]
-    few = ENOUGH <= prompts < MANY * _trained(template, kinds)
+    trained = sum(leaf.array.size for leaf in leaves(template) if leaf.kind in kinds)  # fitted, or chosen
+    few = ENOUGH <= prompts < MANY * trained
     fitted = prompts - round(JUDGED * prompts) if few else prompts
     fit_on, judge_on = slice(0, fitted), slice(fitted if few else 0, prompts)
     judging, contexts, tokens = None, None, 1
@@ -291,30 +268,18 @@ def _shared(
             contexts, tokens = _folded(view, X[:, judge_on], y[:, judge_on], fold_size(n, folds))
     start = np.stack([vector_of(one) for one in models])
     judge = None if judging is None else chunked(judging)
-    found = fit_shared(template, kinds, start, chunked(sets), judge, budget, watch)
+    found, history = fit_shared(template, kinds, start, chunked(sets), judge, budget, watch)
     if contexts is None:  # nothing can be held out: the labels alone have judged
         before = after = np.full(len(models), np.nan)
         kept = np.ones(len(models), bool)
     else:
-        pair = np.stack([start, found.vectors], axis=1)
+        pair = np.stack([start, found], axis=1)
         errors = total_losses(template, pair, chunked(contexts)) / tokens
         kept = ~(errors[:, 1] > errors[:, 0])
         before, after = errors[:, 0], np.where(kept, errors[:, 1], errors[:, 0])
-    chosen = np.where(kept[:, None], found.vectors, start)
-    return _Found(
-        [from_vector(template, vector) for vector in chosen],
-        before,
-        after,
-        kept.astype(float),
-        found.steps,
-        time.perf_counter() - begun,
-        found.history,
-    )
-
-
-def _trained(model: Any, kinds: tuple[str, ...]) -> int:
-    """How many numbers are fitted, or chosen."""
-    return sum(leaf.array.size for leaf in leaves(model) if leaf.kind in kinds)
+    chosen = np.where(kept[:, None], found, start)
+    adapted = [from_vector(template, vector) for vector in chosen]
+    return adapted, before, after, kept.astype(float), len(history) - 1, history
 
 
 def _of_each_run(thing: Any, runs: int) -> list[Any]:

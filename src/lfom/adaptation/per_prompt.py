@@ -143,11 +143,7 @@ def gates_for(model: Mixture, question: Problem, steps: Any) -> Array:
         return jnp.where(jnp.isfinite(squares), squares, jnp.inf)
 
     best = jnp.argmin(jax.lax.map(error, options), axis=0)  # the model's own gates if all overflow
-    gates = (
-        jnp.moveaxis(options[best], range(len(prompts)), range(-len(prompts), 0))
-        if prompts
-        else options[best]
-    )
+    gates = jnp.moveaxis(options[best], range(len(prompts)), range(-len(prompts), 0))
     if model.gating == "hard" or (isinstance(steps, int) and steps == 0):
         return gates
     shape = gates.shape

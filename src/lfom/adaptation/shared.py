@@ -36,32 +36,22 @@ class Budget:
     seconds: float | None
 
 
-@dataclass(frozen=True)
-class Spent:
-    """What a fit found: vectors (runs, all), and after every step the time and the loss of each run."""
-
-    vectors: np.ndarray
-    steps: int
-    history: tuple[dict[str, Any], ...]
-
-
 Chunks = list[list[Problem]]  # of every run
 
 
 def chunked(sets: Problem) -> Chunks:
     """(runs, ..., prompts), or (runs, prompts, ...) where prompts do not ride last, cut into pieces, filled up with empty prompts to one of a few sizes: programs
     that were compiled for other prompts serve these too."""
-    whole = jax.tree.map(np.asarray, sets)
-    axis = -1 if sets.prompts_last else 1
-    runs, prompts = (jax.tree.leaves(whole)[0].shape[at] for at in (0, axis))
+    whole, axis = jax.tree.map(np.asarray, sets), -1 if sets.prompts_last else 0  # of one run's prompts
+    first_leaf = jax.tree.leaves(whole)[0]
+    runs, prompts = len(first_leaf), first_leaf[0].shape[axis]
     size = min(CHUNK, max(64, 1 << (prompts - 1).bit_length()))
 
     def piece(run: int, first: int) -> Problem:
         def cut(values: np.ndarray) -> Array:
-            own = np.moveaxis(values[run], axis - 1 if axis > 0 else -1, 0)
-            part = own[first : first + size]
+            part = np.moveaxis(values[run], axis, 0)[first : first + size]
             filled = np.pad(part, [(0, size - len(part))] + [(0, 0)] * (part.ndim - 1))
-            return as_array(np.moveaxis(filled, 0, axis - 1 if axis > 0 else -1))
+            return as_array(np.moveaxis(filled, 0, axis))
 
         return jax.tree.map(cut, whole)
 
@@ -120,8 +110,9 @@ def fit_shared(
     judging: Chunks | None,
     budget: Budget,
     watch: Callable[[int, float], None] | None = None,
-) -> Spent:
-    """Fit the kinds in `train` to `sets`, each run's model by itself.
+) -> tuple[np.ndarray, tuple[dict[str, Any], ...]]:
+    """Fit the kinds in `train` to `sets`, each run's model by itself: vectors (runs, all), and after every
+    step the time and the loss of each run.
 
     Gates start at the best of the model's own and the single experts. Steps are judged on `judging`,
     other prompts, or on the same ones where it is None.
@@ -155,7 +146,7 @@ def fit_shared(
         steps = np.where(np.isfinite(steps), steps, 0.0)
         candidates = np.repeat(vectors[:, None], steps.shape[1], axis=1)
         candidates[..., known.index] += steps
-    return Spent(vectors, len(history) - 1, tuple(history))
+    return vectors, tuple(history)
 
 
 def _with_starts(model: Algorithm, vector: np.ndarray) -> np.ndarray:
