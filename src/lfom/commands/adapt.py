@@ -1,8 +1,6 @@
 """lfom adapt: trained experts fitted to prompts of a shifted distribution, or to yours."""
 
-import json
 import math
-import zipfile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from lfom.adaptation import SETTINGS, Adaptation, adapt
+from lfom.commands.options import option, print_json
+from lfom.commands.problem_files import load_arrays
 from lfom.core import checks
 from lfom.core.arrays import as_array
 from lfom.core.checks import InputError
@@ -30,10 +30,6 @@ from lfom.training.configuration import seed_number
 from lfom.training.parameters import KINDS
 
 PANELS = ("Adaptation", "Prompts", "Output")
-
-
-def option(text: str, panel: str, *names: str) -> Any:
-    return typer.Option(*names, help=text, rich_help_panel=panel)
 
 
 def adapt_command(
@@ -61,9 +57,9 @@ def adapt_command(
     checks.known("setting", setting, SETTINGS)
     kinds = tuple(part.strip() for part in train.split(","))
     experts = [load(file) for file in files]
-    model = _model(
-        [_expert(file, one, depth) for file, one in zip(files, experts, strict=True)], per_layer, gating
-    )
+    heads = [_expert(file, one, depth) for file, one in zip(files, experts, strict=True)]
+    # One checkpoint is a model without gates; several are experts with gates.
+    model = heads[0] if len(heads) == 1 else mixture(heads, per_layer=per_layer, gating=gating)
     keys = jax.random.split(jax.random.key(seed_number(seed)), 3)
     shift = {"variance": variance, "noise": noise, "context": examples, "angle": angle, "degrees": degrees}
     source: Distribution | None = None
@@ -75,8 +71,7 @@ def adapt_command(
         if given:
             raise InputError(f"{given} shift the prompts that are drawn: leave them out with --data.")
         adapting = read_prompts(data)
-    console = Console(stderr=True)
-    with console.status("adapting") as status:
+    with Console(stderr=True).status("adapting") as status:
         found = adapt(
             model, adapting, setting=setting, train=kinds, folds=folds, steps=steps, seconds=seconds,
             watch=lambda step, spent: status.update(f"adapting: step {step}, {spent:.1f} s"),
@@ -85,7 +80,7 @@ def adapt_command(
         scores = [] if source is None else _scores(model, found, source, keys[2], fresh)
     result = _facts(found, scores)
     if as_json:
-        print(json.dumps(result, indent=1))
+        print_json(result)
     else:
         _print(result)
     raise typer.Exit(0 if (found.kept > 0).any() else 1)
@@ -96,11 +91,6 @@ def _expert(file: Path, checkpoint: Checkpoint, depth: int | None) -> Any:
         return checkpoint.fit.model(0, depth)
     except InputError as error:
         raise InputError(f"{file}: {error}") from None
-
-
-def _model(experts: list[Any], per_layer: bool, gating: str) -> Algorithm:
-    """One checkpoint is a model without gates; several are experts with gates."""
-    return experts[0] if len(experts) == 1 else mixture(experts, per_layer=per_layer, gating=gating)
 
 
 def _shifted(checkpoint: Checkpoint, shift: dict[str, Any], key: jax.Array) -> Distribution:
@@ -122,23 +112,16 @@ def _draw(source: Distribution, key: jax.Array, count: int) -> Prompt:
 
 def read_prompts(path: Path) -> Prompt:
     """Prompts from an .npz file; nothing in it can run code."""
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-    except FileNotFoundError:
-        raise InputError(f"{path} does not exist. Check the path.") from None
-    except (OSError, ValueError, zipfile.BadZipFile, TypeError, AttributeError) as error:
-        raise InputError(
-            f"{path} cannot be read as .npz ({error}): write it with numpy.savez(file, X=..., y=..., query=..., "
-            "target=...)."
-        ) from None
-    missing = [name for name in ("X", "y", "query", "target") if name not in arrays]
+    names = ("X", "y", "query", "target")
+    again = ": write it with numpy.savez(file, X=..., y=..., query=..., target=...)."
+    arrays = load_arrays(path, "Check the path.", again)
+    missing = [name for name in names if name not in arrays]
     if missing:
         raise InputError(
             f"{path} lacks {', '.join(missing)}: X (prompts, n, d), y (prompts, n), query (prompts, d) and "
             "target (prompts,) are needed (target may be zeros where no label is read)."
         )
-    return prompt_from_arrays(*(arrays[name] for name in ("X", "y", "query", "target")))
+    return prompt_from_arrays(*(arrays[name] for name in names))
 
 
 def _scores(
@@ -161,14 +144,8 @@ def _scores(
         if not math.isfinite(mean):
             raise InputError(f"{name} diverges on these prompts: train experts closer to them.")
         stderr = float(error.std() / math.sqrt(len(error)) / max(mean, 1e-300))
-        rows.append(
-            {
-                "model": name,
-                "relative_log_loss": math.log(max(mean, 1e-26)),
-                "stderr": stderr,
-                "prompts": count,
-            }
-        )
+        loss = math.log(max(mean, 1e-26))
+        rows.append({"model": name, "relative_log_loss": loss, "stderr": stderr, "prompts": count})
     return rows
 
 

@@ -1,6 +1,5 @@
 """lfom evaluate: the models of a checkpoint on fresh prompts, beside CGD and the optimum."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from lfom.commands.options import AsJson, print_json
 from lfom.commands.progress import EvaluationProgress
 from lfom.core.arrays import as_array
 from lfom.core.checks import count
@@ -29,7 +29,7 @@ def evaluate_command(
     file: Annotated[Path, typer.Argument(help="A checkpoint that `lfom train` wrote.")],
     prompts: Annotated[int, typer.Option(help="Fresh prompts per run.")] = 200_000,
     seed: Annotated[int | None, typer.Option(help="Seed of the prompts. [default: that of the file]")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Score a checkpoint on fresh prompts, beside CGD and the optimum on the same ones."""
     checkpoint = load(file)
@@ -47,7 +47,7 @@ def evaluate_command(
         console.print(f"lfom: {error}", style="red", highlight=False, soft_wrap=True)
         raise typer.Exit(1) from None
     if as_json:
-        print(json.dumps(rows, indent=1))
+        print_json(rows)
     else:
         print_scores(rows)
 
@@ -100,7 +100,9 @@ def references(
 def _row(depth: int, scores: dict[str, Score], name: str | None) -> dict[str, Any]:
     score, cgd = scores[f"model {depth}"], scores["CGD"]
     cgd = replace(cgd, mean=cgd.mean[:, : depth + 1], stderr=cgd.stderr[:, : depth + 1])
-    row: dict[str, Any] = {
+    other = None if name is None else scores[f"reference {depth}"]
+    difference, stderr = (None, None) if other is None else score.minus(other)
+    row = {
         "depth": depth,
         "prompts": score.prompts,
         "log_loss": score.log_loss,
@@ -113,14 +115,10 @@ def _row(depth: int, scores: dict[str, Score], name: str | None) -> dict[str, An
         "CGD": cgd.log_loss,
         "CGD_trajectory": cgd.log_mean.mean(axis=0).tolist(),
         "reference": name,
-        "reference_log_loss": None,
-        "difference": None,
-        "difference_stderr": None,
+        "reference_log_loss": None if other is None else other.log_loss,
+        "difference": difference,
+        "difference_stderr": stderr,
     }
-    if name is not None:
-        other = scores[f"reference {depth}"]
-        row["reference_log_loss"] = other.log_loss
-        row["difference"], row["difference_stderr"] = score.minus(other)
     values = [value for value in row.values() if isinstance(value, float)]
     if not np.isfinite(values).all():
         raise FloatingPointError(

@@ -1,6 +1,5 @@
 """lfom inspect: what a learned method is, how accurate it is, and what it promises."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,6 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from lfom.commands.options import AsJsonTables, print_json
 from lfom.commands.problem_files import accuracy_rows
 from lfom.core.methods import Algorithm, Learned
 
@@ -19,7 +19,7 @@ def inspect_command(
     method: Annotated[Path, typer.Argument(help="A file that lfom learn wrote.")],
     plot: Annotated[Path | None, typer.Option(help="The figure. [default: beside the method, .png]")] = None,
     no_plot: Annotated[bool, typer.Option("--no-plot", help="Write no figure.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    as_json: AsJsonTables = False,
 ) -> None:
     """Show a learned method: family, expected accuracy per step, certificate; and plot them."""
     from lfom.solving import load_method
@@ -32,7 +32,7 @@ def inspect_command(
 
         plot_method(learned, figure)
     if as_json:
-        print(json.dumps(described(learned) | {"plot": None if figure is None else str(figure)}, indent=1))
+        print_json(described(learned) | {"plot": None if figure is None else str(figure)})
         return
     print_method(learned)
     if figure is not None:
@@ -84,32 +84,29 @@ def print_method(method: Algorithm) -> None:
         console.print(f"[yellow]Note:[/] {warning}.", highlight=False)
 
 
+def _titled(title: str, *columns: str) -> Table:
+    return Table(*columns, title=title, title_justify="left", title_style="")
+
+
 def _print_record(console: Console, facts: Learned) -> None:
     record, size = facts.record, " x ".join(map(str, facts.shape))
     console.print(
         f"Learned from {record.learned_from} problems: {facts.kind}, {size} unknowns.", highlight=False
     )
     accuracy = record.accuracy
-    table = Table(
-        "step",
-        "median",
-        "quartiles",
-        title=f"{facts.kind.measure}, relative to the start, {accuracy.problems} problems {accuracy.how}",
-        title_justify="left",
-        title_style="",
-    )
+    table = _titled(
+        f"{facts.kind.measure}, relative to the start, {accuracy.problems} problems {accuracy.how}",
+        "step", "median", "quartiles",
+    )  # fmt: skip
     rows = accuracy_rows(accuracy)
     shown = rows if len(rows) <= SHOWN else [*rows[: SHOWN - 2], rows[-1]]
     for row in shown:
-        table.add_row(
-            str(row["step"]),
-            f"{row['median']:.2e}",
-            f"{row['lower_quartile']:.2e} to {row['upper_quartile']:.2e}",
-        )
+        quartiles = f"{row['lower_quartile']:.2e} to {row['upper_quartile']:.2e}"
+        table.add_row(str(row["step"]), f"{row['median']:.2e}", quartiles)
     console.print(table)
     if len(record.compared) > 1:
-        table = Table("structure", "held-out loss", title_justify="left", title_style="")
-        table.title = "log of the geometric mean error after the last step"
+        title = "log of the geometric mean error after the last step"
+        table = _titled(title, "structure", "held-out loss")
         for name, value in list(record.compared.items())[:8]:
             table.add_row(name, f"{value:.2f}")
         console.print(table)

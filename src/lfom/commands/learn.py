@@ -1,6 +1,5 @@
 """lfom learn: a method from a file of problems."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +8,7 @@ import typer
 from rich.console import Console
 
 from lfom.commands.inspect import described, print_method
+from lfom.commands.options import AsJsonTables, Force, Seed, print_json
 from lfom.commands.problem_files import check_out, read_problems
 
 
@@ -19,9 +19,9 @@ def learn_command(
     structure: Annotated[
         str, typer.Option(help="auto, or names with commas: scalar, diagonal, preconditioned, conjugate.")
     ] = "auto",
-    seed: Annotated[int, typer.Option(help="Seed of every random number.")] = 0,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing --out.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    seed: Seed = 0,
+    force: Force = False,
+    as_json: AsJsonTables = False,
 ) -> None:
     """Learn a method from problems like those it will solve; held-out problems pick its structure."""
     from lfom.solving import learn
@@ -34,7 +34,7 @@ def learn_command(
             method = learn(batch, steps, names, seed, watch=status.update)
         method.save(out)
     if as_json:
-        print(json.dumps(described(method), indent=1))
+        print_json(described(method))
         return
     print_method(method)
     print(f"Saved in {out}.")

@@ -17,7 +17,8 @@ CONTENTS = "X (problems, n, d) and y (problems, n), with ridge if there is one; 
 
 def read_problems(path: Path) -> LeastSquaresProblems | LinearSystems:
     """The problems of an .npz file, in the precision of its arrays."""
-    arrays = _arrays(path)
+    again = f"with numpy.savez: {CONTENTS}."
+    arrays = _as_floats(path, load_arrays(path, f"Write it {again}", f". Write it again {again}"))
     names = set(arrays)
     if {"X", "y"} <= names and not names & {"A", "b"}:
         return LeastSquaresProblems(arrays["X"], arrays["y"], arrays.get("ridge", 0.0))
@@ -26,22 +27,18 @@ def read_problems(path: Path) -> LeastSquaresProblems | LinearSystems:
     raise InputError(f"{path} holds {', '.join(sorted(names)) or 'nothing'}: it must hold {CONTENTS}.")
 
 
-def _arrays(path: Path) -> dict[str, np.ndarray]:
+def load_arrays(path: Path, missing: str, damaged: str) -> dict[str, np.ndarray]:
+    """The arrays of an .npz file. missing, damaged: what an error adds."""
     try:
         with np.load(path, allow_pickle=False) as content:
-            if not isinstance(content, np.lib.npyio.NpzFile):
-                raise InputError(
-                    f"{path} is one array: save several with numpy.savez. It must hold {CONTENTS}."
-                )
-            arrays = {name: content[name] for name in content.files}
+            return {name: content[name] for name in content.files}
     except FileNotFoundError:
-        raise InputError(f"{path} does not exist. Write it with numpy.savez: {CONTENTS}.") from None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, KeyError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(
-            f"{path} cannot be read as .npz ({error}). Write it again with numpy.savez: {CONTENTS}."
-        ) from error
+        raise InputError(f"{path} does not exist. {missing}") from None
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{path} cannot be read as .npz ({error}){damaged}") from error
+
+
+def _as_floats(path: Path, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     for name, array in arrays.items():
         if array.dtype.kind in "iu":
             arrays[name] = array.astype(np.float64)
@@ -69,8 +66,8 @@ def write_solutions(path: Path, solution: Solution) -> None:
     write_whole(path, content.getvalue())
 
 
-def check_out(path: Path, force: bool, example: str) -> None:
-    """Refuse before any work what would fail after it."""
+def check_out(path: Path, force: bool, example: str, instead: str = "") -> None:
+    """Refuse before any work what would fail after it. instead: what else to do where the file exists."""
     if path.is_dir():
         raise InputError(f"--out {path} is a folder: name a file in it, such as {path / example}.")
     if not path.parent.is_dir():
@@ -78,7 +75,7 @@ def check_out(path: Path, force: bool, example: str) -> None:
     if not os.access(path.parent, os.W_OK):
         raise InputError(f"--out {path}: the folder {path.parent} cannot be written to. Choose another one.")
     if path.exists() and not force:
-        raise InputError(f"--out {path} exists. Pass --force to replace it, or another name.")
+        raise InputError(f"--out {path} exists. Pass --force to replace it, {instead}or another name.")
 
 
 def accuracy_rows(accuracy: Any) -> list[dict[str, Any]]:

@@ -3,22 +3,36 @@
 import json
 import os
 import time
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
+from typing import Annotated, Any
 
+import typer
 from rich.console import Console
 from rich.table import Table
 
+from lfom.commands.options import AsJson, Seed, print_json
 from lfom.experiments import EXPERIMENTS
-from lfom.reproduce import Done, Interrupted, reproduce
 
 COLOURS = {"holds": "green", "partly": "yellow", "fails": "red"}
 
 
 def reproduce_command(
-    names: list[str], out: Path, preset: str, training: str, force: bool, seed: int, as_json: bool
-) -> int:
-    """Run, show, and return the exit status: 0 only if every experiment is there."""
+    experiments: Annotated[
+        list[str] | None, typer.Argument(help="Experiments by name; all by default.")
+    ] = None,
+    preset: Annotated[str, typer.Option(help="quick or full: how many prompts and steps.")] = "quick",
+    training: Annotated[str, typer.Option(help="paper, converged or both.")] = "both",
+    out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("results"),
+    force: Annotated[bool, typer.Option("--force", help="Run finished experiments again.")] = False,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """The paper's figures from nothing: results, plots, verdicts and results/report.html."""
+    from lfom.reproduce import Interrupted, reproduce
+
+    names = experiments or []
     console, begun = Console(stderr=True), time.perf_counter()
     count = len(names) or len(EXPERIMENTS)
     if console.is_terminal:
@@ -37,7 +51,7 @@ def reproduce_command(
             console.print(f"stopped; finished experiments are in {out}. Go on with the same command.")
             if not isinstance(stop, Interrupted) or stop.running:
                 os._exit(130)  # threads cannot be stopped, and files are only ever written whole
-            return 130
+            raise typer.Exit(130) from None
     claims = [
         (item.name, claim)
         for item in done
@@ -46,13 +60,13 @@ def reproduce_command(
     ]
     if as_json:
         rows = [{"experiment": name, **claim} for name, claim in claims]
-        print(json.dumps({"experiments": [asdict(item) for item in done], "claims": rows}, indent=1))
+        print_json({"experiments": [asdict(item) for item in done], "claims": rows})
     else:
         _show(done, claims, out, time.perf_counter() - begun)
-    return 1 if any(item.status == "failed" for item in done) else 0
+    raise typer.Exit(1 if any(item.status == "failed" for item in done) else 0)
 
 
-def _show(done: list[Done], claims: list, out: Path, seconds: float) -> None:
+def _show(done: list[Any], claims: list[tuple[str, Any]], out: Path, seconds: float) -> None:
     console = Console()
     table = Table("claim", "experiment", "verdict")
     for name, claim in claims:
@@ -64,9 +78,6 @@ def _show(done: list[Done], claims: list, out: Path, seconds: float) -> None:
             console.print(f"[red]{item.name} failed:[/] {item.message}", highlight=False)
         if item.status == "empty":
             console.print(f"{item.name} has nothing to show for this --training.", highlight=False)
-    kept = sum(item.status == "kept" for item in done)
-    made = sum(item.status == "made" for item in done)
-    failed = sum(item.status == "failed" for item in done)
-    console.print(
-        f"{made} made, {kept} kept, {failed} failed in {seconds:.0f} s. Report: {out / 'report.html'}"
-    )
+    ends = Counter(item.status for item in done)
+    counts = ", ".join(f"{ends[status]} {status}" for status in ("made", "kept", "failed"))
+    console.print(f"{counts} in {seconds:.0f} s. Report: {out / 'report.html'}")

@@ -1,6 +1,5 @@
 """lfom solve: a learned method on a file of problems."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from lfom.commands.options import AsJson, Force, print_json
 from lfom.commands.problem_files import check_out, read_problems, write_solutions
 
 
@@ -23,8 +23,8 @@ def solve_command(
     tolerance: Annotated[
         float | None, typer.Option(help="Stop once the residual is that small, relative to the start's.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing --out.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    force: Force = False,
+    as_json: AsJson = False,
 ) -> None:
     """Solve problems with a learned method. Exit status 1 if any of them failed."""
     from lfom.solving import load_method
@@ -43,7 +43,7 @@ def solve_command(
     ]
     failures = int(solution.failed.sum())
     if as_json:
-        print(json.dumps(rows, indent=1))
+        print_json(rows)
     else:
         table = Table("status", "problems", "meaning")
         for row in rows:

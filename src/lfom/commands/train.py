@@ -1,7 +1,5 @@
 """lfom train: one model, by hand; safe to interrupt at any moment."""
 
-import json
-import os
 import shlex
 import signal
 import sys
@@ -16,6 +14,8 @@ import typer
 from rich.console import Console
 
 from lfom.commands.evaluate import print_scores, reference_name, score_rows
+from lfom.commands.options import option, print_json
+from lfom.commands.problem_files import check_out
 from lfom.commands.progress import EvaluationProgress, TrainingProgress, estimate, stages
 from lfom.core import checks
 from lfom.core.checks import InputError
@@ -34,10 +34,6 @@ SPECTRA = {"published": PUBLISHED_SPECTRUM, "text": TEXT_SPECTRUM}
 SCHEDULES = ("constant", "cosine")
 WITH_RESUME = {"resume", "out", "force", "as_json", "prompts"}  # the rest is in the checkpoint
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
-
-
-def option(text: str, panel: str, *names: str) -> Any:
-    return typer.Option(*names, help=text, rich_help_panel=panel)
 
 
 def train_command(
@@ -110,7 +106,8 @@ def train_command(
         )
         adam = {"steps": steps, "learning_rate": learning_rate, "batch": batch, "schedule": schedule}
         configuration = replace(configuration, optimiser=_optimiser(optimiser, adam, configuration))
-        checkpoint = Checkpoint(configuration, _nothing(), configuration.rotations(), licence=licence)
+        nothing = State(0, 0, 0, np.zeros((0, 0, 0), np.float32))
+        checkpoint = Checkpoint(configuration, nothing, configuration.rotations(), licence=licence)
         path = Path("model.safetensors") if out is None else out
         _writable(path, force)
     job = Job(checkpoint, path, as_json, Console(stderr=True))
@@ -171,7 +168,7 @@ class Job:
                 return self._diverged(error)
         rows = list(self.checkpoint.metrics)
         if self.as_json:
-            print(json.dumps(rows, indent=1))
+            print_json(rows)
         else:
             print_scores(rows, brief=True)
             self._say(f"Saved in {self.path} (licence {self.checkpoint.licence}).")
@@ -280,10 +277,6 @@ def _resumed(path: Path, given: set[str], prompts: int) -> Checkpoint:
     return checkpoint
 
 
-def _nothing() -> State:
-    return State(0, 0, 0, np.zeros((0, 0, 0), np.float32))
-
-
 def _finite(state: State) -> None:
     """A loss can be finite before the step that makes the parameters infinite."""
     bad = np.argwhere(~np.isfinite(state.vectors))
@@ -295,20 +288,7 @@ def _finite(state: State) -> None:
 
 
 def _writable(path: Path, force: bool) -> None:
-    """Refuse before any work what would fail after it."""
-    if path.is_dir():
-        raise InputError(
-            f"--out {path} is a folder: name a file in it, such as {path / 'model.safetensors'}."
-        )
-    if not path.parent.is_dir():
-        raise InputError(f"--out {path}: the folder {path.parent} does not exist. Create it first.")
-    if not os.access(path.parent, os.W_OK):
-        raise InputError(f"--out {path}: the folder {path.parent} cannot be written to. Choose another one.")
-    if path.exists() and not force:
-        raise InputError(
-            f"--out {path} exists. Pass --force to replace it, --resume {path} to go on with it, or "
-            "another name."
-        )
+    check_out(path, force, "model.safetensors", f"--resume {path} to go on with it, ")
 
 
 def _given(context: typer.Context, name: str) -> bool:
@@ -355,19 +335,19 @@ def _kinds(text: str) -> tuple[tuple[str, ...], ...]:
 
 
 def _optimiser(name: str | None, adam: dict[str, Any], configuration: Configuration) -> LeastSquares | Adam:
-    given = {option: value for option, value in adam.items() if value is not None}
+    given = {key: value for key, value in adam.items() if value is not None}
     if name is not None:
         checks.known("optimiser", name, OPTIMISERS)
     if given and name != "adam":
-        names = ", ".join(f"--{option.replace('_', '-')}" for option in given)
+        names = ", ".join(f"--{key.replace('_', '-')}" for key in given)
         raise InputError(f"{names} belong to Adam: add --optimiser adam, or leave them out.")
     if name is None:
         return default_optimiser(configuration.template(), configuration.train[0])
     if name == "least-squares":
         return LeastSquares()
-    for option in ("steps", "batch"):
-        if option in given:
-            checks.count(option, given[option])
+    for whole in ("steps", "batch"):
+        if whole in given:
+            checks.count(whole, given[whole])
     if "learning_rate" in given:
         checks.positive("learning_rate", given["learning_rate"])
     if "schedule" in given:

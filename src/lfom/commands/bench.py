@@ -1,0 +1,67 @@
+"""lfom bench: speed as ratios; learned methods against the standard ones on the four families."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from lfom.commands.options import AsJson, Seed, print_json
+from lfom.core.checks import known
+
+
+def bench_command(
+    name: Annotated[str, typer.Argument(help="Which benchmark: forward, train, adapt or solve.")],
+    family: Annotated[
+        list[str] | None, typer.Option(help="For solve: table, diffusion, deblurring or digits; repeatable.")
+    ] = None,
+    problems: Annotated[int | None, typer.Option(help="For solve: held-out problems in a batch.")] = None,
+    learn_from: Annotated[int | None, typer.Option(help="For solve: problems to learn from.")] = None,
+    out: Annotated[Path | None, typer.Option(help="For solve: folder for curves.csv and figure.png.")] = None,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Speed as ratios, measured side by side in one run."""
+    from lfom.bench import BENCHMARKS
+
+    known("benchmark", name, [*BENCHMARKS, "solve"])
+    if name == "solve":
+        _solve(family or [], problems, learn_from, seed, out, as_json)
+        return
+    with Console(stderr=True).status(f"measuring {name}"):
+        rows = BENCHMARKS[name]()
+    if as_json:
+        print_json([row.as_dict() for row in rows])
+        return
+    table = Table("compared with", "ours", "rival", "unit", "ratio")
+    for row in rows:
+        table.add_row(row.name, f"{row.ours:.4g}", f"{row.rival:.4g}", row.unit, f"{row.ratio:.1f}")
+    Console().print(table)
+
+
+def _solve(
+    families: list[str],
+    problems: int | None,
+    learn_from: int | None,
+    seed: int,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    from lfom.bench.solve import bench_solve
+    from lfom.bench.solve_report import method_table, rows, summary_table, write
+
+    with Console(stderr=True).status("measuring solve (about ten minutes for all families)") as status:
+        comparisons = bench_solve(families, problems, learn_from, seed, status.update)
+    if out is not None:
+        write(comparisons, out)
+    if as_json:
+        print_json([row.as_dict() for comparison in comparisons for row in rows(comparison)])
+        return
+    screen = Console()
+    for comparison in comparisons:
+        screen.print(method_table(comparison))
+        learned = [result for result in comparison.results if result.learning is not None]
+        times = ", ".join(f"{result.rival.method} {result.learning:.0f} s" for result in learned)
+        screen.print(f"Learning took: {times}; first call of solve {comparison.ours.first_call:.1f} s.\n")
+    screen.print(summary_table(comparisons))
