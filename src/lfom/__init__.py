@@ -32,14 +32,7 @@ from lfom.prompts.distributions import (
 from lfom.prompts.prompt import Prompt, prompt_from_arrays
 from lfom.prompts.run import Trajectory, run
 from lfom.prompts.shifts import AnyOf, HeavyTailed, RandomScale, turn
-from lfom.solving import (
-    ConvexLosses,
-    LeastSquaresProblems,
-    LinearSystems,
-    Solution,
-    learn,
-    load_method,
-)
+from lfom.solving import ConvexLosses, LeastSquaresProblems, LinearSystems, Solution, learn, load_method
 from lfom.training import Adam, Fit, LeastSquares, PerRun, Score, evaluate, fit
 from lfom.training.tuning import tune
 

@@ -21,6 +21,7 @@ from scipy.sparse.linalg import LinearOperator
 from lfom.bench.rival import in_double
 from lfom.families import deblurring
 from lfom.solving.problems import LeastSquaresProblems, LinearSystems
+from lfom.solving.spectra import matrices
 
 LANCZOS = 400  # steps for the extreme eigenvalues
 
@@ -153,25 +154,10 @@ def _deblurring(problems: LinearSystems) -> View:
         return square(i, lambda v: blur(i, v)), data["seen"][i].ravel(), float(np.sqrt(deblurring.RIDGE))
 
     few = min(2, len(b))
-    dense = _dense(problems[:few])
+    dense = np.asarray(matrices(problems[:few].each()))
 
     def direct(i: int) -> np.ndarray:
         factor = scipy.linalg.cho_factor(dense[i], check_finite=False)
         return scipy.linalg.cho_solve(factor, b[i].ravel(), check_finite=False).reshape(shape)
 
     return View(problems, system, rectangular, direct, few)
-
-
-def _dense(problems: LinearSystems) -> np.ndarray:
-    """A of every problem as a dense matrix, column by column."""
-    size, shape = problems.b[0].size, problems.b[0].shape
-    operator: Any = problems.operator
-    columns = jax.jit(jax.vmap(operator, in_axes=(None, 0)))
-    units = np.eye(size, dtype=problems.b.dtype).reshape(size, *shape)
-    each = [jax.tree.map(lambda leaf, i=i: leaf[i], problems.data) for i in range(len(problems))]
-    return np.stack(
-        [
-            np.concatenate([columns(one, part).reshape(-1, size) for part in np.split(units, 16)])
-            for one in each
-        ]
-    )

@@ -5,11 +5,4 @@ from lfom.solving.learn import learn
 from lfom.solving.problems import ConvexLosses, LeastSquaresProblems, LinearSystems
 from lfom.solving.records import Solution
 
-__all__ = [
-    "ConvexLosses",
-    "learn",
-    "LeastSquaresProblems",
-    "LinearSystems",
-    "load_method",
-    "Solution",
-]
+__all__ = ["ConvexLosses", "learn", "LeastSquaresProblems", "LinearSystems", "load_method", "Solution"]

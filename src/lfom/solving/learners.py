@@ -18,7 +18,7 @@ from lfom.core.preconditioners import Identity
 from lfom.core.readers import Gradient, Reader
 from lfom.core.runs import take
 from lfom.solving import fitting, loss_fitting
-from lfom.solving.certificate import certify
+from lfom.solving.certificate import Certificate, certify
 from lfom.solving.fitting import Sample, reader_of
 from lfom.solving.joint import Guard
 from lfom.solving.loss_fitting import LossSample
@@ -53,40 +53,51 @@ class Fitted:
 
 
 class Learner(abc.ABC):
-    """Fits structures to problems of one kind. rounding: relative errors below it are rounding alone."""
+    """Fits structures to problems of one kind. each: the problems one by one. floor: the smallest relative
+    residual that rounding allows; rounding: relative errors below it are rounding alone."""
 
+    floor: float
     rounding: float
+
+    def __init__(self, problems: Any, each: Any, steps: int, seed: int):
+        self.problems, self.each, self.steps, self.key = problems, each, steps, jax.random.key(seed)
+        _all_finite(each)
+        self.begun: dict[Any, Any] = {}  # fits without gradients, which are found once
 
     @abc.abstractmethod
     def available(self) -> list[Structure]: ...
 
-    @abc.abstractmethod
     def refinable(self, structure: Structure) -> bool:
         """Whether gradients can improve on its closed form."""
+        return True
 
     @abc.abstractmethod
     def fit(self, structure: Structure, fold: Fold, iterations: int) -> Fitted: ...
 
-    @abc.abstractmethod
     def guarded(self, structure: Structure, fold: Fold, fit: Fitted) -> Fitted:
         """The same fit, made safe for what was seen in learning."""
+        return fit
 
-    @abc.abstractmethod
-    def method(self, structure: Structure, fold: Fold, fit: Fitted, record: Record) -> Method: ...
+    def seen(self, fold: Fold, fit: Fitted) -> tuple[Array, Certificate | None]:
+        """The range and the certificate (see `Learned`) of what was seen in learning."""
+        return as_array(np.ones(3, self.problems.dtype)), None
+
+    def method(self, structure: Structure, fold: Fold, fit: Fitted, record: Record) -> Method:
+        (bounds, certificate), problems = self.seen(fold, fit), self.problems
+        facts = Learned(bounds, structure, problems.kind, problems.shape, self.floor, record, certificate)
+        return Method(fit.reader, fit.memory, self.steps, facts)
 
 
 class QuadraticLearner(Learner):
     """Learning from least squares, linear systems and operators."""
 
     def __init__(self, problems: Any, steps: int, seed: int):
-        self.problems, self.steps, self.key = problems, steps, jax.random.key(seed)
-        self.each, b, diagonal = _looked_at(problems)
-        _all_finite(self.each)
+        each, b, diagonal = _looked_at(problems)
+        super().__init__(problems, each, steps, seed)
         _some_right_side(np.asarray(b))
         self.knows_diagonal = diagonal is not None and bool((np.asarray(diagonal) > 0).all())
         self.w = solutions(self.each)
         self.floor, self.rounding = _rounding(self.each, np.asarray(b), np.asarray(self.w))
-        self._begun: dict[Any, Any] = {}
 
     def available(self) -> list[Structure]:
         return available(self.problems.shape, self.knows_diagonal, False)
@@ -101,14 +112,14 @@ class QuadraticLearner(Learner):
     def begin(self, structure: Structure, fold: Fold) -> tuple[Fitted, Fitted]:
         """The first preconditioner, with the register and with conjugate gradients; found once."""
         name = (structure.first_matrix, structure.jacobi, fold.number)
-        if name not in self._begun:
+        if name not in self.begun:
             learning, held_out = self.sample(fold.learning), self.sample(fold.held_out)
             plain = reader_of(Identity(), structure.jacobi)
             matrix = start(structure.first_matrix, learning.problems, learning.w, plain, self.key)
             reader = reader_of(matrix, structure.jacobi)
             found = fitting.start_errors(learning, held_out, reader, self.steps)
-            self._begun[name] = tuple(Fitted(reader, m, np.asarray(e, np.float64), 0) for m, e in found)
-        return self._begun[name]
+            self.begun[name] = tuple(Fitted(reader, m, np.asarray(e, np.float64), 0) for m, e in found)
+        return self.begun[name]
 
     def fit(self, structure: Structure, fold: Fold, iterations: int) -> Fitted:
         (register, conjugate), own = self.begin(structure, fold), structure.coefficients
@@ -146,26 +157,21 @@ class QuadraticLearner(Learner):
             memory = fitting.fit_register(learning, fit.reader, self.steps, guard)
         return self._measured(replace(fit, memory=memory), fold)
 
-    def method(self, structure: Structure, fold: Fold, fit: Fitted, record: Record) -> Method:
+    def seen(self, fold: Fold, fit: Fitted) -> tuple[Array, Certificate | None]:
         learning = self.sample(fold.learning).problems
         sizes = np.asarray(_sizes(fit.reader, learning))
         method, certificate = Method(fit.reader, fit.memory, self.steps), None
         if method.on_eigenvectors is not None:
             low, high, exact = extreme_eigenvalues(learning, fit.reader)
             certificate = certify(method, (low, high), exact)
-        bounds = as_array([sizes.min(), np.median(sizes), sizes.max()], self.w.dtype)
-        problems = self.problems
-        facts = Learned(bounds, structure, problems.kind, problems.shape, self.floor, record, certificate)
-        return replace(method, learned=facts)
+        return as_array([sizes.min(), np.median(sizes), sizes.max()], self.w.dtype), certificate
 
 
 class LossLearner(Learner):
     """Learning from convex losses."""
 
     def __init__(self, problems: Any, steps: int, seed: int):
-        self.problems, self.steps, self.key = problems, steps, jax.random.key(seed)
-        self.each = problems.each()
-        _all_finite(self.each)
+        super().__init__(problems, problems.each(), steps, seed)
         self.w, self.best, gradient = minimise(self.each)
         eps = float(jnp.finfo(self.w.dtype).eps)
         self.floor = self.rounding = 100 * eps
@@ -176,13 +182,9 @@ class LossLearner(Learner):
                 f"{float(gradient[worst]):.1e} of the start's. It has no minimiser (add a ridge), or its loss is "
                 "not convex or not smooth."
             )
-        self._begun: dict[Any, Fitted] = {}
 
     def available(self) -> list[Structure]:
         return available(self.problems.shape, False, True)
-
-    def refinable(self, structure: Structure) -> bool:
-        return True
 
     def sample(self, members: np.ndarray) -> LossSample:
         each, w, best = take((self.each, self.w, self.best), members)
@@ -191,26 +193,18 @@ class LossLearner(Learner):
     def fit(self, structure: Structure, fold: Fold, iterations: int) -> Fitted:
         name, spread_out = (structure.name, fold.number), structure.coefficients.per_unknown
         both = self.sample(fold.learning), self.sample(fold.held_out)
-        if name not in self._begun:
+        if name not in self.begun:
             model = both[0].model()
             plain = Gradient(Identity())
             reader = Gradient(start(structure.first_matrix, model.problems, model.w, plain, self.key))
             bank, found = loss_fitting.begin(spread_out, *both, reader, self.steps)
-            self._begun[name] = Fitted(reader, bank, np.abs(np.asarray(found, np.float64)), 0)
-        fit = self._begun[name]
+            self.begun[name] = Fitted(reader, bank, np.abs(np.asarray(found, np.float64)), 0)
+        fit = self.begun[name]
         if not iterations:
             return fit
         method = Method(fit.reader, fit.memory, self.steps)
         bank, best, found = loss_fitting.refine(spread_out, *both, method, iterations)
         return Fitted(best, bank, np.abs(np.asarray(found, np.float64)), iterations)
-
-    def guarded(self, structure: Structure, fold: Fold, fit: Fitted) -> Fitted:
-        return fit
-
-    def method(self, structure: Structure, fold: Fold, fit: Fitted, record: Record) -> Method:
-        problems, nothing = self.problems, as_array(np.ones(3, self.w.dtype))
-        facts = Learned(nothing, structure, problems.kind, problems.shape, self.floor, record)
-        return Method(fit.reader, fit.memory, self.steps, facts)
 
 
 @eqx.filter_jit

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
-from lfom.core.coefficients import Coefficient, CoordinateWise, Scalar
-from lfom.core.memories import Bank
+from lfom.core.coefficients import CoordinateWise
+from lfom.core.memories import Bank, scalar_bank
 from lfom.core.methods import Method
 from lfom.core.preconditioners import Identity
 from lfom.core.problems import Objective
@@ -61,10 +61,6 @@ def mean_log(sample: LossSample, relative: Array) -> Array:
     return jnp.sum(sample.weights * jnp.log(capped + floor)) / jnp.sum(sample.weights)
 
 
-def bank_of(coefficient: Coefficient) -> Bank:
-    return Bank(coefficient, tied=False)
-
-
 @eqx.filter_jit
 def begin(
     spread_out: bool, learning: LossSample, held_out: LossSample, reader: Reader, steps: int
@@ -75,16 +71,15 @@ def begin(
     factors = jnp.asarray(DAMPED, table.dtype)
 
     def tried(factor: Array) -> Array:
-        return mean_log(
-            learning, excess(learning, Method(reader, bank_of(Scalar(factor * table)), steps))[-1]
-        )
+        method = Method(reader, scalar_bank(factor * table), steps)
+        return mean_log(learning, excess(learning, method)[-1])
 
     table = factors[jnp.argmin(jax.lax.map(tried, factors))] * table
-    bank = bank_of(Scalar(table))
+    bank = scalar_bank(table)
     if spread_out:
         shape = learning.w.shape[1:]
         wide = table.reshape(*table.shape, *(1,) * len(shape))
-        bank = bank_of(CoordinateWise(jnp.broadcast_to(wide, (*table.shape, *shape))))
+        bank = Bank(CoordinateWise(jnp.broadcast_to(wide, (*table.shape, *shape))), tied=False)
     return bank, errors(Method(reader, bank, steps), held_out)
 
 
@@ -113,7 +108,7 @@ def refine(
     def method(vector: Any) -> Method:
         change, matrix = vector
         changed = eqx.tree_at(lambda g: g.value, gamma, gamma.value + size * change)
-        return Method(put(matrix), bank_of(changed), steps)
+        return Method(put(matrix), Bank(changed, tied=False), steps)
 
     def loss(vector: Any) -> Array:
         return mean_log(sample, excess(sample, method(vector))[-1])

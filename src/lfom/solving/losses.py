@@ -43,12 +43,7 @@ def line_search(
         return count + 1, jnp.where(enough, t, t / 2), jnp.where(enough, new, best), enough
 
     descends = slope < 0
-    start = (
-        jnp.asarray(0),
-        first,
-        value,
-        ~descends,
-    )  # nothing to search where the direction does not descend
+    start = (jnp.asarray(0), first, value, ~descends)  # else there is nothing to search
     _, t, best, found = jax.lax.while_loop(unfinished, body, start)
     return jnp.where(found & descends, t, 0), best
 

@@ -13,13 +13,13 @@ CERTIFIED, CHECKED, RESCALED, FALLBACK = range(4)
 MET, NOT_MET = 10, 20
 NOT_FINITE, NOT_DEFINITE, NO_PROGRESS = -1, -2, -3
 
+OUTCOMES = {
+    0: "did the steps asked for, fewer if solved to rounding",
+    MET: "tolerance met",
+    NOT_MET: "tolerance not met in the steps allowed",
+}
 MEANING: dict[int, str] = {
-    **{
-        path: f"did the steps asked for, fewer if solved to rounding: {text}"
-        for path, text in enumerate(PATHS)
-    },
-    **{MET + path: f"tolerance met: {text}" for path, text in enumerate(PATHS)},
-    **{NOT_MET + path: f"tolerance not met in the steps allowed: {text}" for path, text in enumerate(PATHS)},
+    **{tens + path: f"{said}: {text}" for tens, said in OUTCOMES.items() for path, text in enumerate(PATHS)},
     NOT_FINITE: "failed: the problem holds NaN or infinity; the value is the start",
     NOT_DEFINITE: "failed: not positive definite, or singular; the value is no worse than the start",
     NO_PROGRESS: "failed: no step improved on the start, which is the value",
