@@ -14,7 +14,7 @@ import numpy as np
 
 from lfom import reference
 from lfom.core.arrays import as_array
-from lfom.core.memories import Bank, Conjugate, Forget, Memory, Register
+from lfom.core.memories import Bank, Forget, Memory, Register
 from lfom.core.methods import Algorithm, Method
 from lfom.core.preconditioners import Full
 from lfom.core.readers import Gradient, Heads
@@ -76,6 +76,20 @@ def random_prompt(
     return prompt_from_arrays(X, X @ w, query, query @ w, w)
 
 
+def drawn(rng: np.random.Generator) -> tuple[Prompt, int]:
+    """A prompt, and a depth from 1 to 10."""
+    return random_prompt(rng), int(rng.integers(1, 11))
+
+
+def examples(prompt: Prompt) -> tuple[np.ndarray, np.ndarray]:
+    return np.asarray(prompt.X), np.asarray(prompt.y)
+
+
+def lower_triangle(rng: np.random.Generator, depth: int) -> np.ndarray:
+    """Coefficients of a bank: of every layer for the directions up to its own."""
+    return np.tril(rng.normal(size=(depth, depth))) / depth
+
+
 def safe_scale(prompt: Prompt) -> float:
     """A step size at which gradient descent does not grow: 1 / largest eigenvalue."""
     X = np.asarray(prompt.X)
@@ -106,9 +120,9 @@ def _against_iterates(algorithm: Algorithm, prompt: Prompt, w: list[np.ndarray])
 
 
 def check_lemma_1(rng: np.random.Generator) -> float:
-    prompt, depth = random_prompt(rng), int(rng.integers(1, 11))
+    prompt, depth = drawn(rng)
     A = random_matrices(rng, prompt, depth)
-    w = reference.preconditioned_gradient_descent(np.asarray(prompt.X), np.asarray(prompt.y), list(A))
+    w = reference.preconditioned_gradient_descent(*examples(prompt), list(A))
     return _against_iterates(theorems.gradient_descent_transformer(as_array(A)), prompt, w)
 
 
@@ -116,17 +130,13 @@ def conjugate_prompt(rng: np.random.Generator) -> Prompt:
     """n >= 2d or n <= d/2 and no tiny eigenvalues, where conjugate gradients keep their digits
     to the end: with strongly correlated covariates 3 prompts in 100 lose more than 1e-10."""
     d = int(rng.integers(1, 21))
-    n = (
-        int(rng.integers(2 * d, max(2 * d, 50) + 1))
-        if rng.random() < 0.5 or d < 2
-        else int(rng.integers(1, d // 2 + 1))
-    )
-    return random_prompt(rng, d=d, n=n, correlated=False)
+    fewest, most = (2 * d, max(2 * d, 50)) if rng.random() < 0.5 or d < 2 else (1, d // 2)
+    return random_prompt(rng, d=d, n=int(rng.integers(fewest, most + 1)), correlated=False)
 
 
 def check_proposition_1(rng: np.random.Generator) -> float:
     prompt, depth, stop = conjugate_prompt(rng), int(rng.integers(1, 11)), 1e-9
-    w = reference.conjugate_gradient(np.asarray(prompt.X), np.asarray(prompt.y), depth, stop=stop)
+    w = reference.conjugate_gradient(*examples(prompt), depth, stop=stop)
     per_prompt = theorems.conjugate_gradient_memformer(prompt, depth, stop)
     register = theorems.conjugate_memformer(depth, stop)
     return max(_against_iterates(per_prompt, prompt, w), _against_iterates(register, prompt, w))
@@ -137,15 +147,15 @@ def check_preconditioned_cgd(rng: np.random.Generator) -> float:
     d = prompt.X.shape[1]
     M = rng.normal(size=(d, d)) / np.sqrt(d)
     A = np.eye(d) + 0.3 * M @ M.T
-    w = reference.conjugate_gradient(np.asarray(prompt.X), np.asarray(prompt.y), depth, A, stop)
+    w = reference.conjugate_gradient(*examples(prompt), depth, A, stop)
     return _against_iterates(methods.conjugate_gradient(depth, A, stop=stop), prompt, w)
 
 
 def check_proposition_2_one_head(rng: np.random.Generator) -> float:
-    prompt, depth = random_prompt(rng), int(rng.integers(1, 11))
+    prompt, depth = drawn(rng)
     A = random_matrices(rng, prompt, depth)
-    gamma = np.tril(rng.normal(size=(depth, depth)) / depth)
-    X, y = np.asarray(prompt.X), np.asarray(prompt.y)
+    gamma = lower_triangle(rng, depth)
+    X, y = examples(prompt)
     w, gradients = [np.zeros(X.shape[1])], []
     for k in range(depth):
         gradients.append(A[k].T @ reference.gradient(X, y, w[k]))
@@ -161,7 +171,7 @@ def random_coefficients(rng: np.random.Generator, prompt: Prompt, depth: int, d:
 def check_proposition_2_diagonal(rng: np.random.Generator) -> float:
     prompt, depth = random_prompt(rng, d=int(rng.integers(1, 9))), int(rng.integers(1, 7))
     gamma = random_coefficients(rng, prompt, depth, prompt.X.shape[1])
-    w = reference.lfom(np.asarray(prompt.X), np.asarray(prompt.y), gamma)
+    w = reference.lfom(*examples(prompt), gamma)
     heads = theorems.diagonal_lfom(as_array(gamma))
     on_iterates = run(methods.lfom(as_array(gamma)), prompt, view="iterates").weights
     return max(_against_iterates(heads, prompt, w), relative(on_iterates, np.stack(w)))
@@ -172,8 +182,7 @@ def check_soft_gating(rng: np.random.Generator) -> float:
     heads = []
     for _ in range(3):
         reader = Gradient(Full(as_array(random_matrices(rng, prompt, depth))))
-        gamma = as_array(np.tril(rng.normal(size=(depth, depth))) / depth)
-        heads.append(Method(reader, methods.lfom(gamma).memory, depth))
+        heads.append(Method(reader, methods.lfom(as_array(lower_triangle(rng, depth))).memory, depth))
     for chosen, view in itertools.product(range(3), ("tokens", "iterates")):
         alone = run(heads[chosen], prompt, view=view).predictions
         for gated in corner_mixtures(tuple(heads), chosen):
@@ -194,27 +203,23 @@ def _check_linear(build: Callable[..., Method], plain: Callable[..., list[np.nda
     """A momentum method: as it is, and again from its coefficients as an LFOM."""
 
     def check(rng: np.random.Generator) -> float:
-        prompt, depth = random_prompt(rng), int(rng.integers(1, 11))
+        prompt, depth = drawn(rng)
         eta, beta = 0.8 * safe_scale(prompt) * rng.uniform(0.2, 1), rng.uniform(0, 0.9)
-        w = plain(np.asarray(prompt.X), np.asarray(prompt.y), eta, beta, depth)
+        w = plain(*examples(prompt), eta, beta, depth)
         method = build(eta, beta, depth)
         coefficients = methods.lfom_coefficients(method)[..., 0]
-        again = reference.lfom(np.asarray(prompt.X), np.asarray(prompt.y), np.asarray(coefficients))
-        memformer_of = methods.lfom(coefficients)
-        return max(
-            _against_iterates(method, prompt, w),
-            relative(np.stack(again), np.stack(w)),
-            _against_iterates(memformer_of, prompt, w),
-        )
+        again = reference.lfom(*examples(prompt), np.asarray(coefficients))
+        errors = [_against_iterates(one, prompt, w) for one in (method, methods.lfom(coefficients))]
+        return max(*errors, relative(np.stack(again), np.stack(w)))
 
     return check
 
 
 def check_chebyshev(rng: np.random.Generator) -> float:
-    prompt, depth = random_prompt(rng), int(rng.integers(1, 11))
+    prompt, depth = drawn(rng)
     highest = 1 / safe_scale(prompt)
     lowest = highest * rng.uniform(0.02, 0.5)
-    w = reference.chebyshev(np.asarray(prompt.X), np.asarray(prompt.y), lowest, highest, depth)
+    w = reference.chebyshev(*examples(prompt), lowest, highest, depth)
     method = methods.chebyshev(lowest, highest, depth)
     again = methods.lfom(methods.lfom_coefficients(method)[..., 0])
     return max(_against_iterates(method, prompt, w), _against_iterates(again, prompt, w))
@@ -264,7 +269,7 @@ def check_tokens(rng: np.random.Generator) -> float:
     A, B = random_matrices(rng, prompt, depth), 0.3 * random_matrices(rng, prompt, depth)
     weights = [reference.sparse_weights(A[layer], B[layer]) for layer in range(depth)]
     directions = [lambda Z, P=P, Q=Q: reference.attention(Z, P, Q) for P, Q in weights]
-    Z = reference.tokens(np.asarray(prompt.X), np.asarray(prompt.y), np.asarray(prompt.query))
+    Z = reference.tokens(*examples(prompt), np.asarray(prompt.query))
     for tied, own_is_one in itertools.product((True, False), (True, False)):
         gamma = rng.uniform(-0.5, 0.5, (depth, depth, d + 1, 8))
 
@@ -291,16 +296,12 @@ def check_heads_collapse(rng: np.random.Generator) -> float:
     A = np.stack([random_matrices(rng, prompt, depth) / 3 for _ in range(3)])
     several = Heads(tuple(Gradient(Full(as_array(a))) for a in A))
     one = Gradient(Full(as_array(A.sum(0))))
-    memories: list[Memory] = [
-        Register(jnp.ones(depth), jnp.full(depth, 0.3)),
-        methods.lfom(as_array(np.tril(rng.normal(size=(depth, depth))) / depth)).memory,
-        Conjugate(1e-9),
-    ]
-    for memory, view in itertools.product(memories[:2], ("tokens", "iterates")):
-        found = run(Method(several, memory, depth), prompt, view=view).predictions
-        worst = max(
-            worst, relative(found, run(Method(one, memory, depth), prompt, view="tokens").predictions)
-        )
+    bank = methods.lfom(as_array(lower_triangle(rng, depth))).memory
+    for memory in (Register(jnp.ones(depth), jnp.full(depth, 0.3)), bank):
+        wanted = run(Method(one, memory, depth), prompt, view="tokens").predictions
+        for view in ("tokens", "iterates"):
+            found = run(Method(several, memory, depth), prompt, view=view).predictions
+            worst = max(worst, relative(found, wanted))
     return worst
 
 

@@ -43,6 +43,10 @@ class Stage:
     seconds: float  # of one pass, estimated
     compiling: float  # seconds to compile its phase
 
+    @property
+    def place(self) -> tuple[int, int]:
+        return self.phase, self.level
+
 
 def stages(phases: list[Phase], d: int, depths: tuple[int, ...], runs: int) -> list[Stage]:
     """The passes that a fit will make."""
@@ -81,19 +85,15 @@ def estimate(phases: list[Phase], d: int, depths: tuple[int, ...], runs: int) ->
     """One line about time and memory, before the work starts."""
     found, models = stages(phases, d, depths, runs), runs * len(depths)
     compiling = compile_seconds(found)
-    likely, most = (
-        compiling + SCORE + sum(stage.seconds * passes for stage, passes in counted)
-        for counted in ([(s, s.likely) for s in found], [(s, s.most) for s in found])
-    )
+    likely = duration(compiling + SCORE + sum(stage.seconds * stage.likely for stage in found))
+    most = duration(compiling + SCORE + sum(stage.seconds * stage.most for stage in found))
+    wait = likely if likely == most else f"{likely} to {most}"
     memory = BASE + BASE_LAYER * max(depths)
     for phase in phases:
         if phase.optimiser is not None and not isinstance(phase.optimiser, Adam):
             p = phase.parameters.size
             memory = max(memory, memory + 12.0 * phase.optimiser.chunk * d * p + 24.0 * models * p * p)
     size = phases[-1].parameters.size
-    wait = (
-        duration(likely) if duration(likely) == duration(most) else f"{duration(likely)} to {duration(most)}"
-    )
     return (
         f"{models} model{'s' * (models > 1)} (runs x depths), up to {size:,} trained numbers each: about "
         f"{wait} on two CPU cores, of which {duration(compiling)} to compile, and "
@@ -185,25 +185,21 @@ class TrainingProgress(Bar):
         super().__init__(console, "compiling")
         self._stages, self._depths, self._optimum = found, depths, optimum
         self._slower = 1.0  # than estimated: known after the first pass that compiled nothing
-        self._last = (time.monotonic(), -1, -1)
+        self._last = (time.monotonic(), (-1, -1))
         self._state, self._text = State(0, 0, 0, np.zeros(0)) if state is None else state, ""
         self._name = phases[self._state.phase].name
 
     def tick(self, part: float) -> None:
         """Inside a pass: the part of it that is done."""
-        here = (self._state.phase, self._state.level)
-        seconds = next((s.seconds for s in self._stages if (s.phase, s.level) == here), 0.0)
-        left = self._left(self._state) - part * seconds * self._slower
+        left = self._left(self._state) - part * self._estimated(_place(self._state)) * self._slower
         self.show(self._text, name=self._name, left=max(left, 0.0))
 
     def __call__(self, state: State, record: dict[str, Any]) -> None:
-        now = time.monotonic()
-        phase, level = state.phase, int(record["level"])
-        before, *stage_before = self._last
-        if stage_before == [phase, level]:
-            estimated = next((s.seconds for s in self._stages if (s.phase, s.level) == (phase, level)), 0.0)
-            self._slower = (now - before) / max(estimated, 1e-9)
-        self._last = (now, phase, level)
+        now, place = time.monotonic(), (state.phase, int(record["level"]))
+        before, place_before = self._last
+        if place_before == place:
+            self._slower = (now - before) / max(self._estimated(place), 1e-9)
+        self._last = (now, place)
         loss = float(np.mean([run[-1] for run in record["log_loss"]]))
         text = f"depth {self._depths[-1]}: {loss:.3f}"
         if self._optimum is not None:
@@ -212,13 +208,19 @@ class TrainingProgress(Bar):
         self.show(text, name=record["phase"], left=self._left(state))
 
     def _left(self, state: State) -> float:
-        total = 0.0
-        here = (state.phase, int(state.level))
+        total, here = 0.0, _place(state)
+        made = sum((record["number"], record["level"]) == here for record in state.history)
         for stage in self._stages:
-            if (stage.phase, stage.level) < here:
-                continue
-            made = [r for r in state.history if (r["number"], r["level"]) == (stage.phase, stage.level)]
-            done = len(made) if (stage.phase, stage.level) == here else 0
-            passes = max((stage.likely if done < stage.likely else stage.most) - done, 0)
-            total += passes * stage.seconds * self._slower
+            if stage.place >= here:
+                done = made if stage.place == here else 0
+                passes = max((stage.likely if done < stage.likely else stage.most) - done, 0)
+                total += passes * stage.seconds * self._slower
         return total + compile_seconds(self._stages, after=state.phase)
+
+    def _estimated(self, place: tuple[int, int]) -> float:
+        """Seconds of one pass there."""
+        return next((stage.seconds for stage in self._stages if stage.place == place), 0.0)
+
+
+def _place(state: State) -> tuple[int, int]:
+    return state.phase, int(state.level)

@@ -7,12 +7,13 @@ by a Fourier transform of the image with a dark margin, in which the blur is a p
 """
 
 from functools import cache
+from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from sklearn.datasets import load_sample_images
 
+from lfom.core.arrays import numpy_or_jax
 from lfom.families.family import PARTS, Family
 from lfom.solving.problems import LinearSystems
 
@@ -24,10 +25,10 @@ NOISE = 0.02  # of the camera, on a scale from black 0 to white 1
 RIDGE = 0.01
 
 
-def blur(spectrum: Array, image: Array) -> Array:
-    """K image; K is symmetric. spectrum (80, 41), image (64, 64)."""
-    padded = (PADDED, PADDED)
-    return jnp.fft.irfft2(jnp.fft.rfft2(image, s=padded) * spectrum, s=padded)[:SIDE, :SIDE]
+def blur(spectrum: Any, images: Any) -> Any:
+    """K image; K is symmetric. spectrum (..., 80, 41), images (..., 64, 64)."""
+    xp, padded = numpy_or_jax(images), (PADDED, PADDED)
+    return xp.fft.irfft2(xp.fft.rfft2(images, s=padded) * spectrum, s=padded)[..., :SIDE, :SIDE]
 
 
 def apply(data: dict[str, Array], image: Array) -> Array:
@@ -54,11 +55,6 @@ def spectrum_of(kernel: np.ndarray) -> np.ndarray:
     return np.fft.rfft2(np.roll(wide, (-REACH, -REACH), axis=(1, 2))).real
 
 
-def _blur(spectrum: np.ndarray, images: np.ndarray) -> np.ndarray:
-    padded = (PADDED, PADDED)
-    return np.fft.irfft2(np.fft.rfft2(images, s=padded) * spectrum, s=padded)[:, :SIDE, :SIDE]
-
-
 @cache
 def _photographs() -> dict[str, np.ndarray]:
     grey = [image.mean(axis=-1) / 255 for image in load_sample_images().images]
@@ -71,10 +67,10 @@ def _draw(part: str, problems: int, random: np.random.Generator) -> LinearSystem
     images = np.stack([photograph[r : r + SIDE, c : c + SIDE] for r, c in zip(rows, columns, strict=True)])
     kernel = kernels(random, problems)
     spectrum = spectrum_of(kernel)
-    seen = _blur(spectrum, images) + NOISE * random.standard_normal(images.shape)
-    diagonal = _blur(spectrum_of(kernel**2), np.ones_like(images)) + RIDGE
+    seen = blur(spectrum, images) + NOISE * random.standard_normal(images.shape)
+    diagonal = blur(spectrum_of(kernel**2), np.ones_like(images)) + RIDGE
     data = {"spectrum": spectrum, "seen": seen}
-    return LinearSystems(apply, _blur(spectrum, seen), data=data, diagonal=diagonal)
+    return LinearSystems(apply, blur(spectrum, seen), data=data, diagonal=diagonal)
 
 
-DEBLURRING = Family("deblurring", "deblurring of photographs (4,096 pixels)", _draw, batch=32)
+DEBLURRING = Family("deblurring", _draw, batch=32)  # 4,096 pixels

@@ -66,6 +66,4 @@ def _draw(part: str, problems: int, random: np.random.Generator) -> LinearSystem
     return systems(problems, random)
 
 
-DIFFUSION = Family(
-    "diffusion", "diffusion with random coefficients on a grid (4,096 unknowns)", _draw, batch=32
-)
+DIFFUSION = Family("diffusion", _draw, batch=32)  # 4,096 unknowns

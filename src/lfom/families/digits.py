@@ -44,4 +44,4 @@ def _draw(part: str, problems: int, random: np.random.Generator) -> ConvexLosses
     return ConvexLosses(loss, samples(part, problems, random), size=WEIGHTS)
 
 
-DIGITS = Family("digits", "logistic regressions, one digit against the rest (65 weights)", _draw, batch=1_000)
+DIGITS = Family("digits", _draw, batch=1_000)

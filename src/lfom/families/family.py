@@ -16,7 +16,6 @@ class Family:
     """A family of related problems. `draw(part, problems, random)` makes `problems` of them."""
 
     name: str
-    about: str
     draw: Callable[[str, int, np.random.Generator], Any]
     batch: int  # how many held-out problems the benchmark solves together
 

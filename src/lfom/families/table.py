@@ -42,4 +42,4 @@ def _draw(part: str, problems: int, random: np.random.Generator) -> LeastSquares
     return LeastSquaresProblems(*groups(part, problems, random), ridge=RIDGE)
 
 
-TABLE = Family("table", "ridge regressions over groups of patients (30 weights)", _draw, batch=1_000)
+TABLE = Family("table", _draw, batch=1_000)  # 30 weights

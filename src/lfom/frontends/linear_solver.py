@@ -60,12 +60,8 @@ class LearnedSolver(lx.AbstractLinearSolver[State]):
                 f"{operator.in_size()}. Learn one from problems of this size."
             )
         structure = self.method.structure
-        if (
-            structure is not None
-            and structure.jacobi
-            and not self._reads_matrix
-            and "diagonal" not in options
-        ):
+        jacobi = structure is not None and structure.jacobi
+        if jacobi and not self._reads_matrix and "diagonal" not in options:
             raise InputError(
                 "this method works in coordinates set by the diagonal of the operator. Pass it as "
                 'options={"diagonal": ...}, shaped like the unknowns.'
@@ -85,13 +81,9 @@ class LearnedSolver(lx.AbstractLinearSolver[State]):
         problems = self._problems(state, vector, flat.reshape(shape), options.get("diagonal"))
         own, steps, tolerance = budget(self.method, self.steps, self.tolerance, shape, flat.dtype)
         raw = solve_systems(program_of(self.method).ready(), problems, own, steps, tolerance)
-        stats = {
-            "num_steps": raw.steps[0],
-            "max_steps": steps,
-            "status": raw.status[0],
-            "residuals": raw.residuals[0],
-        }
-        return unravel(raw.value[0].ravel()), _result(raw.status[0]), stats
+        value, status, taken, residuals = (part[0] for part in raw)
+        stats = {"num_steps": taken, "max_steps": steps, "status": status, "residuals": residuals}
+        return unravel(value.ravel()), _result(status), stats
 
     def _problems(self, operator: State, vector: Any, b: Array, diagonal: Any) -> IterateProblem:
         """A batch of one, of the kind the method was learned from; products, where it was not learned."""

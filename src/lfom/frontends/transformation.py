@@ -38,9 +38,15 @@ def learned_transformation(method: Algorithm) -> optax.GradientTransformation:
     _check(method)
     steps, bare = method.depth, method.as_algorithm()
 
+    def layer(index: Any, gradient: Array) -> Algorithm:
+        stacked, here = by_layer(jax.tree.map(lambda leaf: leaf.astype(gradient.dtype), bare), steps)
+        return here([jax.lax.dynamic_index_in_dim(a, index, 0, False) for a in stacked])
+
+    def empty(gradient: Array) -> Any:
+        return layer(0, gradient).start(_state(gradient), _nowhere(gradient), steps)
+
     def init(params: optax.Params) -> LearnedState:
-        vector, _ = _vector(method, params)
-        return LearnedState(jnp.zeros((), jnp.int32), _empty(bare, vector))
+        return LearnedState(jnp.zeros((), jnp.int32), empty(_vector(method, params)[0]))
 
     def update(
         gradients: optax.Updates, state: LearnedState, params: optax.Params | None = None
@@ -48,12 +54,8 @@ def learned_transformation(method: Algorithm) -> optax.GradientTransformation:
         del params
         gradient, unravel = _vector(method, gradients)
         done, past = state
-        stacked, here = by_layer(_as(bare, gradient.dtype), steps)
-        past = jax.tree.map(
-            lambda kept, empty: jnp.where(done > 0, kept, empty), past, _empty(bare, gradient)
-        )
-        layer = here([jax.lax.dynamic_index_in_dim(a, done, 0, False) for a in stacked])
-        step, past = layer.ready().step(_state(gradient), past, _nowhere(gradient), done)
+        past = jax.tree.map(lambda kept, empty: jnp.where(done > 0, kept, empty), past, empty(gradient))
+        step, past = layer(done, gradient).ready().step(_state(gradient), past, _nowhere(gradient), done)
         return unravel(step.context.w.ravel()), LearnedState((done + 1) % steps, past)
 
     return optax.GradientTransformation(init, update)
@@ -66,16 +68,6 @@ def _state(gradient: Array) -> Iterate:
 def _nowhere(gradient: Array) -> Objective:
     """A problem of which nothing is known but the gradients that somebody hands over."""
     return Objective(jnp.sum, jnp.zeros_like(gradient))
-
-
-def _as(method: Any, dtype: Any) -> Any:
-    return jax.tree.map(lambda leaf: leaf.astype(dtype), method)
-
-
-def _empty(method: Any, gradient: Array) -> Any:
-    stacked, here = by_layer(_as(method, gradient.dtype), method.depth)
-    first = here([a[0] for a in stacked])
-    return first.start(_state(gradient), _nowhere(gradient), method.depth)
 
 
 def _check(method: Algorithm) -> None:
@@ -104,11 +96,10 @@ def _check(method: Algorithm) -> None:
 def _vector(method: Algorithm, tree: Any) -> tuple[Array, Any]:
     """The tree's numbers in the shape of the method's unknowns, and the way back."""
     flat, unravel = ravel_pytree(tree)
-    _, memory = method.parts()
-    shape = method.shape
+    (reader, memory), shape = method.parts(), method.shape
     if shape is not None and flat.size == math.prod(shape):
         return flat.reshape(shape), unravel
-    if jax.tree.leaves(method.parts()[0]) == [] and memory.has_numbers:
+    if jax.tree.leaves(reader) == [] and memory.has_numbers:
         return flat, unravel
     raise InputError(
         f"this method was learned for unknowns of shape {shape}, and these parameters are "

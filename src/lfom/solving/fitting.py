@@ -73,9 +73,7 @@ def balanced_register(sample: Sample, reader: Reader, steps: int, guard: Guard |
     return best_register(reader, sample.problems, bounded, steps, guard)
 
 
-@eqx.filter_jit
-def fit_register(sample: Sample, reader: Reader, steps: int, guard: Guard | None = None) -> Register:
-    return balanced_register(sample, reader, steps, guard)
+fit_register = eqx.filter_jit(balanced_register)
 
 
 def closed_form(conjugate: bool, sample: Sample, reader: Reader, steps: int) -> Memory:
