@@ -68,20 +68,20 @@ def described(method: Algorithm) -> dict[str, Any]:
 
 def print_method(method: Algorithm) -> None:
     """The same as text, within 80 columns."""
-    console, facts = Console(), method.facts
+    console, facts = Console(highlight=False), method.facts
     name = type(method).__name__ if facts is None else facts.structure.name
-    console.print(f"[bold]{name}[/], {method.steps} steps, {method.dtype}", highlight=False)
+    console.print(f"[bold]{name}[/], {method.steps} steps, {method.dtype}")
     if facts is not None:
         _print_record(console, facts)
-    console.print(f"Promise: {method.promise}.", highlight=False)
+    console.print(f"Promise: {method.promise}.")
     certificate = method.certificate
     if certificate is not None and certificate.seen is not None:
         low, high = certificate.seen
         how = "" if certificate.exact else " (estimated)"
-        console.print(f"Eigenvalues of M A seen in learning{how}: {low:.3g} to {high:.3g}.", highlight=False)
-    console.print(f"Smallest tolerance that solve accepts: {method.floor:.1e}.", highlight=False)
+        console.print(f"Eigenvalues of M A seen in learning{how}: {low:.3g} to {high:.3g}.")
+    console.print(f"Smallest tolerance that solve accepts: {method.floor:.1e}.")
     for warning in method.warnings:
-        console.print(f"[yellow]Note:[/] {warning}.", highlight=False)
+        console.print(f"[yellow]Note:[/] {warning}.")
 
 
 def _titled(title: str, *columns: str) -> Table:
@@ -90,9 +90,7 @@ def _titled(title: str, *columns: str) -> Table:
 
 def _print_record(console: Console, facts: Learned) -> None:
     record, size = facts.record, " x ".join(map(str, facts.shape))
-    console.print(
-        f"Learned from {record.learned_from} problems: {facts.kind}, {size} unknowns.", highlight=False
-    )
+    console.print(f"Learned from {record.learned_from} problems: {facts.kind}, {size} unknowns.")
     accuracy = record.accuracy
     table = _titled(
         f"{facts.kind.measure}, relative to the start, {accuracy.problems} problems {accuracy.how}",

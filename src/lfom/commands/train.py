@@ -203,10 +203,8 @@ class Job:
                 resume=resume,
             )
         last = self.checkpoint.state
-        self.checkpoint = replace(
-            self.checkpoint,
-            state=State(len(phases) - 1, last.level, last.step, trained.vectors, {}, trained.history),
-        )
+        state = State(len(phases) - 1, last.level, last.step, trained.vectors, {}, trained.history)
+        self.checkpoint = replace(self.checkpoint, state=state)
 
     def _score(self) -> None:
         """The scores of the finished models; until they are there, the file stays as the last pass
@@ -264,9 +262,8 @@ def _resumed(path: Path, given: set[str], prompts: int) -> Checkpoint:
     if "prompts" in given:
         configuration = replace(checkpoint.configuration, prompts=checks.count("prompts", prompts))
         checkpoint = replace(checkpoint, configuration=configuration)
-    changed = [
-        f"{n} {v} (now {versions()[n]})" for n, v in checkpoint.versions.items() if v != versions().get(n)
-    ]
+    now = versions()
+    changed = [f"{n} {v} (now {now[n]})" for n, v in checkpoint.versions.items() if v != now.get(n)]
     if changed and not checkpoint.finished:
         Console(stderr=True).print(
             f"{path} was written with {', '.join(changed)}: the result may differ in the last digits from an "

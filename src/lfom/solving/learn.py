@@ -49,9 +49,8 @@ def learn(
     say = watch or (lambda text: None)
     say(f"solving {count} problems to learn from")
     learner = problems.learner(steps, seed)
-    structures, warnings = _affordable(
-        chosen(structure, learner.available()), problems, steps, structure == "auto"
-    )
+    wanted = chosen(structure, learner.available())
+    structures, warnings = _affordable(wanted, problems, steps, structure == "auto")
     folds, how = _folds(count, seed)
     tried: dict[Structure, list[Fitted]] = {}
     for one in structures:

@@ -94,14 +94,13 @@ def available(shape: tuple[int, ...], jacobi: bool, losses: bool) -> list[Struct
         kinds += ["sine", "cosine"]
     if size <= LARGEST_FULL:
         kinds.append("full")
+    with_matrices = [family for family, own in FAMILIES.items() if own.matrices]
     found = [Structure("scalar"), Structure("diagonal")]
     for coordinates in (False, True)[: 1 + jacobi]:
         if coordinates:
             found += [Structure("scalar", jacobi=True), Structure("conjugate", jacobi=True)]
         for kind in kinds:
-            found += [
-                Structure(family, kind, coordinates) for family, own in FAMILIES.items() if own.matrices
-            ]
+            found += [Structure(family, kind, coordinates) for family in with_matrices]
     return [one for one in found if not (losses and one.coefficients.conjugate)]
 
 
