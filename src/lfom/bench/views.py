@@ -143,15 +143,15 @@ def _deblurring(problems: LinearSystems) -> View:
         modes = scipy.fft.rfft2(v.reshape(shape), s=padded) * data["spectrum"][i]
         return scipy.fft.irfft2(modes, s=padded)[: shape[0], : shape[1]].ravel()
 
-    def square(i: int, times: Callable[[np.ndarray], np.ndarray]) -> LinearOperator:
+    def square(times: Callable[[np.ndarray], np.ndarray]) -> LinearOperator:
         return LinearOperator((size, size), matvec=times, rmatvec=times, dtype=b.dtype)
 
     def system(i: int) -> LinearOperator:
         ridge = b.dtype.type(deblurring.RIDGE)
-        return square(i, lambda v: blur(i, blur(i, v)) + ridge * v)
+        return square(lambda v: blur(i, blur(i, v)) + ridge * v)
 
     def rectangular(i: int) -> tuple[Any, np.ndarray, float]:
-        return square(i, lambda v: blur(i, v)), data["seen"][i].ravel(), float(np.sqrt(deblurring.RIDGE))
+        return square(lambda v: blur(i, v)), data["seen"][i].ravel(), float(np.sqrt(deblurring.RIDGE))
 
     few = min(2, len(b))
     dense = np.asarray(matrices(problems[:few].each()))
