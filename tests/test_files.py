@@ -10,6 +10,7 @@ import pytest
 
 from lfom import InputError
 from lfom.commands.problem_files import write_solutions
+from lfom.core.files import remove_partial
 from lfom.report import plot_experiment, write_report
 from lfom.report.methods import plot_method
 from lfom.reproduce import MARK, prepare_folder
@@ -88,3 +89,11 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
         write()
     assert path.read_bytes() == OLD
     assert sorted(path.parent.iterdir()) == beside
+
+
+def test_what_was_left_by_programs_that_were_killed_is_removed(tmp_path: Path) -> None:
+    names = ["model[1].safetensors", ".model[1].safetensors.x.partial", ".model1.safetensors.x.partial", ".model[1].safetensors.old"]  # fmt: skip
+    for name in names:
+        (tmp_path / name).write_bytes(OLD)
+    remove_partial(tmp_path / names[0])
+    assert {path.name for path in tmp_path.iterdir()} == {names[0], *names[2:]}

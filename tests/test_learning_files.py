@@ -174,6 +174,9 @@ def test_bad_files_of_problems_write_nothing(tmp_path: Path) -> None:
     refused("does not exist")
     file.write_bytes(b"nothing")
     refused("cannot be read as .npz")
+    with file.open("wb") as one_array:
+        np.save(one_array, np.ones(3))
+    refused("cannot be read as .npz")
     np.savez(file, X=np.ones((2, 3, 4)))
     refused("it must hold X")
     np.savez(file, X=np.array([{}]), y=np.ones(1))  # needs pickle

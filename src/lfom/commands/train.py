@@ -19,6 +19,7 @@ from lfom.commands.problem_files import check_out
 from lfom.commands.progress import EvaluationProgress, TrainingProgress, estimate, stages
 from lfom.core import checks
 from lfom.core.checks import InputError
+from lfom.core.files import remove_partial
 from lfom.limits.optimum import exact_optimum
 from lfom.methods.memformer import GAMMAS, MEMORIES, PRECONDITIONERS
 from lfom.prompts.distributions import PUBLISHED_SPECTRUM, TEXT_SPECTRUM
@@ -157,6 +158,7 @@ class Job:
 
     def run(self) -> int:
         self.saved = bool(self.checkpoint.state.history)
+        remove_partial(self.path)
         with self.interrupts:
             try:
                 if not self.checkpoint.finished:

@@ -1,17 +1,20 @@
 """Files that are either whole or not there."""
 
+import glob
 import os
 import tempfile
 from pathlib import Path
 
 from lfom.core.checks import InputError
 
+PARTIAL = ".partial"  # how the name of a file ends while it is written
+
 
 def write_whole(path: Path, content: bytes) -> None:
     """Write beside `path`, then rename: at any moment, also after a loss of power, `path` holds the old file
     or the new one, whole."""
     try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=PARTIAL)
         temporary = Path(name)
         try:
             with os.fdopen(handle, "wb") as file:
@@ -28,6 +31,12 @@ def write_whole(path: Path, content: bytes) -> None:
             f"{path} cannot be written ({error.strerror}); a file that was there before is unchanged. Free some "
             "space, or choose another place."
         ) from error
+
+
+def remove_partial(path: Path) -> None:
+    """Remove what was left of `path` by programs that were killed while they wrote it."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*{PARTIAL}"):
+        left.unlink(missing_ok=True)
 
 
 def _sync_folder(folder: Path) -> None:
