@@ -12,6 +12,12 @@ from typing import Any
 import jax
 
 
+def cores() -> int:
+    """Cores that this process may use: a container or `taskset` may allow fewer than the machine has."""
+    allowed = getattr(os, "sched_getaffinity", None)  # not on every system
+    return len(allowed(0)) if allowed else os.cpu_count() or 1
+
+
 def in_threads(work: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
     """work(item) for every item, as many at a time as there are cores, in the order of items."""
     double = bool(jax.config.jax_enable_x64)  # type: ignore[attr-defined]
@@ -20,7 +26,7 @@ def in_threads(work: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any
         with jax.enable_x64(double):  # the setting of a `with` block belongs to its thread
             return work(item)
 
-    pool = ThreadPoolExecutor(max_workers=os.cpu_count() or 1)
+    pool = ThreadPoolExecutor(max_workers=cores())
     try:
         yield from pool.map(in_same_precision, items)
     finally:  # after an error or Ctrl-C nobody waits for what is still running

@@ -14,6 +14,7 @@ from jax import Array
 from jaxtyping import Float
 
 from lfom.core.arrays import as_array
+from lfom.core.compiler import COMPILE_FAST
 from lfom.core.methods import Algorithm
 from lfom.core.problems import Problem
 from lfom.core.unroll import last_residual
@@ -106,7 +107,7 @@ def make_block(parameters: Parameters, adam: Adam) -> Callable:
     return jax.jit(block)
 
 
-@eqx.filter_jit
+@eqx.filter_jit(compiler_options=COMPILE_FAST)
 def _batches(source: Any, keys: Array, size: int) -> Problem:
     """One batch per run."""
     return jax.vmap(lambda one, key: source.batch(one, key, size))(source.arrays, keys)

@@ -12,6 +12,7 @@ import numpy as np
 from jax import Array
 
 from lfom.core.arrays import as_array
+from lfom.core.compiler import COMPILE_FAST
 from lfom.training.parameters import Parameters
 
 
@@ -53,7 +54,7 @@ class Pilot:
     largest: np.ndarray  # (runs,) mean of the largest eigenvalue
 
 
-@eqx.filter_jit
+@eqx.filter_jit(compiler_options=COMPILE_FAST)
 def _first_grams(source: Any, keys: Array) -> Array:
     return jax.vmap(lambda arrays, key: source.draw(arrays, key, jnp.asarray(0)).gram)(source.arrays, keys)
 
