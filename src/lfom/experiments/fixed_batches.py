@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from lfom.core.methods import Algorithm
 from lfom.core.problems import Quadratic
 from lfom.core.runs import PerRun, concatenate, joined, take
-from lfom.experiments.rows import at_step
+from lfom.experiments.rows import by_depth, take_runs
 from lfom.experiments.workbench import DEPTHS, Workbench
 from lfom.methods.classical import conjugate_gradient
 from lfom.training import Adam, LeastSquares, Score, evaluate, fit
@@ -21,8 +21,7 @@ ROUNDING = 1e-12  # relative to the loss of w = 0: below this, single precision 
 Scores = dict[tuple[int, int], Score]  # by size of the set and depth
 
 
-@dataclasses.dataclass(frozen=True)
-class OnSets:
+class OnSets(NamedTuple):
     """Models trained on fixed sets: scores on the sets and on fresh prompts; beside them those of
     CGD and of the optimum, if one was given, on the same prompts."""
 
@@ -30,21 +29,15 @@ class OnSets:
     fresh: Scores
     cgd_training: Scores
     cgd_fresh: Scores
-    optimum_training: Scores
     optimum_fresh: Scores
 
+    def at_size(self, size: int) -> list[dict[int, Score]]:
+        """All of them for one size, by depth."""
+        return [{depth: score for (of, depth), score in part.items() if of == size} for part in self]
 
-def lower_in_all_runs(ours: Score, theirs: Score) -> bool:
-    """Where losses reach zero to rounding, their logs have no useful standard error."""
-    return bool((ours.mean[:, -1] < theirs.mean[:, -1]).all())
-
-
-def by_depth(scores: Scores, size: int) -> dict[int, Score]:
-    return {depth: score for (of, depth), score in scores.items() if of == size}
-
-
-def by_size(scores: Scores, depth: int) -> dict[int, Score]:
-    return {size: score for (size, at), score in scores.items() if at == depth}
+    def at_depth(self, depth: int) -> list[dict[int, Score]]:
+        """All of them for one depth, by size."""
+        return [{size: score for (size, at), score in part.items() if at == depth} for part in self]
 
 
 def train_on_sets(
@@ -75,24 +68,25 @@ def train_on_sets(
     if training == "paper":
         optimiser = Adam(steps=bench.preset.adam_steps, batch=largest)
     found = fit(model, items, key=bench.key, depths=depths, optimiser=optimiser, start="model")
-    methods: dict[str, Any] = {str(depth): found.per_run(depth) for depth in depths}
-    methods |= {f"optimum {depth}": method for depth, method in (optimum or {}).items()}
+    methods: dict[str, Any] = {"ours": {depth: found.per_run(depth) for depth in depths}}
     methods["CGD"] = conjugate_gradient(max(depths))
-    own = scores_on_sets(methods, sets, sizes, runs)
+    if optimum:
+        methods["optimum"] = optimum
+    own = by_depth(methods, depths, lambda named: scores_on_sets(named, sets, sizes, runs))
     bench.say(f"scoring models trained on sets ({training}, {label})")
-    many = joined([data] * len(sizes))
-    key = bench.stream("score sets", label)
-    new = evaluate(methods, many, prompts=prompts or bench.preset.prompts // 10, key=key)
+    many, key = joined([data] * len(sizes)), bench.stream("score sets", label)
+    count = prompts or bench.preset.prompts // 10
+    new = by_depth(methods, depths, lambda named: evaluate(named, many, prompts=count, key=key))
 
-    def table(scores: dict[str, Score], name: str) -> Scores:
+    def table(scores: dict[int, Score]) -> Scores:
         return {
-            (size, depth): at_step(_part(scores[name.format(depth)], i * runs, runs), depth)
+            (size, depth): take_runs(score, slice(i * runs, (i + 1) * runs))
             for i, size in enumerate(sizes)
-            for depth in depths
-            if name.format(depth) in scores
+            for depth, score in scores.items()
         }
 
-    return OnSets(*(table(scores, name) for name in ("{}", "CGD", "optimum {}") for scores in (own, new)))
+    shown = [own["ours"], new["ours"], own["CGD"], new["CGD"], new.get("optimum", {})]
+    return OnSets(*map(table, shown))
 
 
 @functools.partial(jax.jit, static_argnames="count")
@@ -120,8 +114,3 @@ def scores_on_sets(
         mean, stderr = np.where(zero, 0.0, score.mean), np.where(zero, 0.0, stderr)
         found[name] = dataclasses.replace(score, mean=mean, stderr=stderr)
     return found
-
-
-def _part(score: Score, first: int, runs: int) -> Score:
-    part = slice(first, first + runs)
-    return Score(score.name, score.mean[part], score.stderr[part], score.last[part], score.prompts)

@@ -6,18 +6,17 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax import Array
 
 from lfom.adaptation import PerPrompt, adapt
 from lfom.core.runs import PerRun
 from lfom.experiments.fixed_batches import ROUNDING
-from lfom.experiments.gates import adaptation_prompts, fit_gates, on_adaptation_prompts, take_runs
-from lfom.experiments.rows import at_step, score_rows
-from lfom.experiments.workbench import CONTEXT, DEPTHS, MODELS, Workbench
+from lfom.experiments.gates import adaptation_prompts, fit_gates, on_adaptation_prompts
+from lfom.experiments.rows import by_depth, flatten, score_rows, take_runs
+from lfom.experiments.shifted import draw
+from lfom.experiments.workbench import CONTEXT, DEPTHS, Workbench, kept
 from lfom.methods.classical import conjugate_gradient
-from lfom.methods.memformer import memformer, mixture
+from lfom.methods.memformer import mixture
 from lfom.prompts.distributions import GaussianMixture
-from lfom.prompts.prompt import Prompt
 from lfom.report.results import Row
 from lfom.training import LeastSquares, Score, evaluate, fit
 
@@ -44,51 +43,46 @@ def mixture_data(runs: int) -> PerRun:
     return PerRun([one] * runs)
 
 
+@kept
 def adapted(bench: Workbench, curve: str) -> Adapted:
     """The experts of a model, and their mixture with gates, or gates and coefficients, fitted."""
+    runs, data = bench.runs, mixture_data(bench.runs)
+    components = PerRun([one.component(m) for m in range(3) for one in data.each()])
+    parts = [slice(m * runs, (m + 1) * runs) for m in range(3)]
+    bench.say(f"training experts: {curve} (d = 1)")
+    optimiser = LeastSquares(last=4_000, passes=(25, 3), every_matrix=False)
+    model, key = bench.model(curve, 1), bench.stream("experts")
+    trained = fit(model, components, key=key, depths=DEPTHS, optimiser=optimiser)
+    experts = [dataclasses.replace(trained, vectors=trained.vectors[part]) for part in parts]
+    prompts = adaptation_prompts(data, bench.stream("adapt", "mixture"))
+    bench.say(f"fitting gates: {curve} (d = 1)")
+    fits = {GATES: fit_gates(bench, experts, prompts)}
+    if curve != "Linear Transformer":
+        fits[BOTH] = fit_gates(bench, experts, prompts, ("gates", "coefficients"))
+    bench.say(f"fitting gates without labels: {curve} (d = 1)")
+    contexts = PerRun(draw(data, jax.random.split(bench.stream("contexts", "mixture"), runs), FREE))
+    methods: dict[str, Any] = {name: {d: one.per_run(d) for d in DEPTHS} for name, one in fits.items()}
+    methods |= {LABEL_FREE: {}, PER_PROMPT: {}, "CGD": conjugate_gradient(max(DEPTHS))}
+    for d in DEPTHS:
+        whole = PerRun([mixture([one.model(run, d) for one in experts]) for run in range(runs)])
+        methods[LABEL_FREE][d] = adapt(whole, contexts, setting="label-free").model
+        methods[PER_PROMPT][d] = PerRun(PerPrompt(methods[GATES][d].stacked))
+    count, key = bench.preset.prompts // 10, bench.stream("score", "mixture")
 
-    def make() -> Adapted:
-        runs, data = bench.runs, mixture_data(bench.runs)
-        components = PerRun([one.component(m) for m in range(3) for one in data.each()])
-        bench.say(f"training experts: {curve} (d = 1)")
-        model = memformer(1, max(DEPTHS), key=jax.random.fold_in(bench.key, 11), **MODELS[curve])
-        optimiser = LeastSquares(last=4_000, passes=(25, 3), every_matrix=False)
-        trained = fit(model, components, key=bench.stream("experts"), depths=DEPTHS, optimiser=optimiser)
-        experts = [
-            dataclasses.replace(trained, vectors=trained.vectors[m * runs : (m + 1) * runs]) for m in range(3)
-        ]
-        prompts = adaptation_prompts(data, bench.stream("adapt", "mixture"))
-        bench.say(f"fitting gates: {curve} (d = 1)")
-        fits = {GATES: fit_gates(bench, experts, prompts)}
-        if curve != "Linear Transformer":
-            fits[BOTH] = fit_gates(bench, experts, prompts, ("gates", "coefficients"))
-        methods: dict[str, Any] = {f"{n}|{d}": one.per_run(d) for n, one in fits.items() for d in DEPTHS}
-        methods |= {f"{PER_PROMPT}|{d}": PerRun(PerPrompt(fits[GATES].per_run(d).stacked)) for d in DEPTHS}
-        bench.say(f"fitting gates without labels: {curve} (d = 1)")
-        contexts = PerRun(draw(data, jax.random.split(bench.stream("contexts", "mixture"), runs)))
-        for d in DEPTHS:
-            whole = [mixture([one.model(run, d) for one in experts]) for run in range(runs)]
-            methods[f"{LABEL_FREE}|{d}"] = adapt(PerRun(whole), contexts, setting="label-free").model
-        methods["CGD"] = conjugate_gradient(max(DEPTHS))
-        count, key = bench.preset.prompts // 10, bench.stream("score", "mixture")
-        found = {n: floored(score) for n, score in evaluate(methods, data, prompts=count, key=key).items()}
-        own = evaluate({str(d): trained.per_run(d) for d in DEPTHS}, components, prompts=count // 4, key=key)
-        return Adapted(
-            {name: {d: found[f"{name}|{d}"] for d in DEPTHS} for name in (*fits, LABEL_FREE, PER_PROMPT)},
-            {name: on_adaptation_prompts(one, prompts) for name, one in fits.items()},
-            {
-                name: {d: take_runs(own[str(d)], slice(m * runs, (m + 1) * runs)) for d in DEPTHS}
-                for m, name in enumerate(NAMES)
-            },
-            {d: at_step(found["CGD"], d) for d in DEPTHS},
-        )
+    def scores(named: dict[str, Any]) -> dict[str, Score]:
+        return {n: floored(one) for n, one in evaluate(named, data, prompts=count, key=key).items()}
 
-    return bench.keep(("gaussian mixture", curve), make)
+    def own_scores(named: dict[str, Any]) -> dict[str, Score]:
+        return evaluate(named, components, prompts=count // 4, key=key)
 
-
-@jax.jit
-def draw(data: PerRun, keys: Array) -> Prompt:
-    return jax.vmap(lambda one, key: one.prompts(key, FREE))(data.stacked, keys)
+    fresh = by_depth(methods, DEPTHS, scores)
+    own = by_depth({curve: {d: trained.per_run(d) for d in DEPTHS}}, DEPTHS, own_scores)[curve]
+    return Adapted(
+        fresh,
+        {name: on_adaptation_prompts(one, prompts) for name, one in fits.items()},
+        {n: {d: take_runs(own[d], part) for d in DEPTHS} for n, part in zip(NAMES, parts, strict=True)},
+        fresh.pop("CGD"),
+    )
 
 
 def floored(score: Score) -> Score:
@@ -99,12 +93,8 @@ def floored(score: Score) -> Score:
 
 def adapted_rows(found: Adapted, rename: dict[str, str]) -> list[Row]:
     rows = score_rows("CGD", "none", found.cgd)
-    for name in found.fresh:
-        rows += score_rows(rename.get(name, name), "converged", found.fresh[name])
-        if name in found.adaptation:
-            rows += score_rows(
-                rename.get(name, name), "converged", found.adaptation[name], "adaptation prompts"
-            )
-    for name, scores in found.experts.items():
-        rows += score_rows(name, "converged", scores)
-    return rows
+    for name, scores in found.fresh.items():
+        shown = rename.get(name, name)
+        rows += score_rows(shown, "converged", scores)
+        rows += score_rows(shown, "converged", found.adaptation.get(name, {}), "adaptation prompts")
+    return rows + flatten(score_rows(name, "converged", scores) for name, scores in found.experts.items())

@@ -1,6 +1,6 @@
 """The Gaussian mixture in five dimensions, where one step does not solve a prompt; label noise 0 and 0.1."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -10,24 +10,15 @@ import numpy as np
 from lfom.adaptation import PerPrompt
 from lfom.core.arrays import as_array
 from lfom.experiments.drawn import Drawn
-from lfom.experiments.gaussian_mixture import MEANS, VARIANCES, WEIGHTS
-from lfom.experiments.ridge import PENALTIES, Ridge, best_penalty
-from lfom.experiments.shifted import (
-    BEST_RIDGE,
-    LABEL_FREE,
-    OWN_GATES,
-    UNADAPTED,
-    WITH_LABELS,
-    adapted_gates,
-    repeated,
-    stacked,
-)
-from lfom.experiments.statistics import verdict
-from lfom.experiments.workbench import CONTEXT, MODELS, Workbench
+from lfom.experiments.gaussian_mixture import MEANS, VARIANCES, WEIGHTS, adapted, adapted_rows
+from lfom.experiments.ridge import best_penalty, ridges, take_ridges
+from lfom.experiments.rows import published_rows
+from lfom.experiments.shifted import BEST_RIDGE, OWN_GATES, UNADAPTED, OnShifts, gate_settings, repeated
+from lfom.experiments.statistics import Claims, written
+from lfom.experiments.workbench import CONTEXT, Outcome, Workbench, kept, keys
 from lfom.methods.classical import conjugate_gradient
-from lfom.methods.memformer import memformer, mixture
+from lfom.methods.memformer import mixture
 from lfom.prompts.distributions import GaussianMixture
-from lfom.report.results import Claim, Row
 from lfom.training import LeastSquares, PerRun, evaluate, fit
 
 D, DEPTH, NOISES = 5, 4, (0.0, 0.1)
@@ -44,15 +35,6 @@ TRAINED = (
     "context is held out, another one in the next; ridge's penalty is chosen on the other runs."
 )
 RIGHT, HARD = "right expert alone", "best expert per prompt"
-CLASSICAL = ("CGD", BEST_RIDGE)
-
-
-@dataclass(frozen=True)
-class InFive:
-    """Log losses relative to the labels' second moment, (noises, runs), by curve."""
-
-    table: dict[str, np.ndarray]
-    prompts: int
 
 
 def mixtures_in_five(bench: Workbench) -> list[GaussianMixture]:
@@ -69,87 +51,84 @@ def mixtures_in_five(bench: Workbench) -> list[GaussianMixture]:
 
 def component(data: GaussianMixture, m: int) -> Drawn:
     """One component, in the class that is drawn fast."""
-    root = as_array(
-        np.sqrt(data.variances)[m] * np.eye(D, dtype=np.float32)
-    )  # "same": w* varies as much as x
+    root = as_array(np.sqrt(data.variances)[m] * np.eye(D, dtype=np.float32))  # "same": w* varies as x does
     mean, length = as_array(np.asarray(data.means)[m]), as_array(np.float32(data.context))
     infinite = as_array(np.float32(np.inf))
     return Drawn(root, root, mean, mean, data.noise, length, infinite, data.context, False)
 
 
-def in_five(bench: Workbench, curve: str = "Memformer, own 1") -> InFive:
-    """Components are runs of their own, components first; losses of the mixture are their weighted mean."""
-
-    def make() -> InFive:
-        data, runs = mixtures_in_five(bench), bench.runs
-        groups = len(data)
-        each = [component(one, m) for m in range(3) for one in data]
-        components = PerRun(each)
-        bench.say(f"training experts: {curve} (mixture, d = 5)")
-        model = memformer(D, DEPTH, key=jax.random.fold_in(bench.key, 11), **MODELS[curve])
-        last = int(6_000 * bench.preset.least_squares)
-        squares = LeastSquares(first=2_000, last=last, passes=(10, 1), every_matrix=False)
-        trained = fit(model, components, key=bench.stream("experts five"), optimiser=squares)
-        many = stacked([mixture([trained.model(m * groups + at) for m in range(3)]) for at in range(groups)])
-        keys = jax.random.split(bench.stream("adapt five"), groups)
-        bench.say(f"adapting gates: {curve} (mixture, d = 5)")
-        methods: dict[str, Any] = {UNADAPTED: many}
-        begin = dict.fromkeys((LABEL_FREE, WITH_LABELS), many)
-        methods |= adapted_gates(begin, PerRun(data), keys, [CONTEXT] * len(NOISES))
-        methods = {name: repeated(one, 3) for name, one in methods.items()}
-        whole = methods[UNADAPTED].stacked
-        methods |= {OWN_GATES: PerRun(PerPrompt(whole)), HARD: PerRun(PerPrompt(whole, 0))}
-        methods |= {RIGHT: trained.per_run(), "CGD": conjugate_gradient(DEPTH)}
-        methods |= {f"ridge {penalty:g}": Ridge(as_array(np.float32(penalty))) for penalty in PENALTIES}
-        bench.say(f"scoring: {curve} (mixture, d = 5)")
-        count = bench.preset.prompts // 20
-        scores = evaluate(methods, components, prompts=count, key=bench.stream("score five"))
-        table = {}
-        for name, score in scores.items():
-            mean = np.einsum("m,mgs->gs", np.asarray(WEIGHTS), score.mean.reshape(3, groups, -1))
-            table[name] = np.log(mean[:, -1] / mean[:, 0]).reshape(len(NOISES), runs)
-        ridges = np.stack([table.pop(f"ridge {penalty:g}") for penalty in PENALTIES])
-        table[BEST_RIDGE] = best_penalty(ridges)
-        return InFive(table, count)
-
-    return bench.keep(("mixture in five", curve), make)
+@kept
+def in_five(bench: Workbench, curve: str = "Memformer, own 1") -> OnShifts:
+    """Log losses relative to the labels' second moment (noises, runs). Components are runs of their own,
+    components first; losses of the mixture are their weighted mean."""
+    data = mixtures_in_five(bench)
+    groups = len(data)
+    components = PerRun([component(one, m) for m in range(3) for one in data])
+    bench.say(f"training experts: {curve} (mixture, d = 5)")
+    last = int(6_000 * bench.preset.least_squares)
+    squares = LeastSquares(first=2_000, last=last, passes=(10, 1), every_matrix=False)
+    model, key = bench.model(curve, D, DEPTH), bench.stream("experts five")
+    trained = fit(model, components, key=key, optimiser=squares)
+    many = PerRun([mixture([trained.model(m * groups + at) for m in range(3)]) for at in range(groups)])
+    keys = jax.random.split(bench.stream("adapt five"), groups)
+    bench.say(f"adapting gates: {curve} (mixture, d = 5)")
+    fitted = gate_settings(many, PerRun(data), keys, [CONTEXT] * len(NOISES))
+    methods: dict[str, Any] = {name: repeated(one, 3) for name, one in fitted.items()}
+    whole = methods[UNADAPTED].stacked
+    methods |= {OWN_GATES: PerRun(PerPrompt(whole)), HARD: PerRun(PerPrompt(whole, 0))}
+    methods |= {RIGHT: trained.per_run(), "CGD": conjugate_gradient(DEPTH), **ridges()}
+    bench.say(f"scoring: {curve} (mixture, d = 5)")
+    count = bench.preset.prompts // 20
+    table = {}
+    for name, score in evaluate(methods, components, prompts=count, key=bench.stream("score five")).items():
+        mean = np.einsum("m,mgs->gs", np.asarray(WEIGHTS), score.mean.reshape(3, groups, -1))
+        table[name] = np.log(mean[:, -1] / mean[:, 0]).reshape(len(NOISES), bench.runs)
+    return OnShifts(table | {BEST_RIDGE: best_penalty(take_ridges(table))}, count)
 
 
-def five_rows(found: InFive) -> list[Row]:
-    return [
-        Row(f"d = 5, {name}", "none" if name in CLASSICAL else "converged", noise, float(v), r, MEASURE,
-            prompts=found.prompts)
-        for name, values in found.table.items()
-        for noise, each in zip(NOISES, values, strict=True)
-        for r, v in enumerate(each)
-    ]  # fmt: skip
+def both_panels(
+    bench: Workbench,
+    experiment: str,
+    curve: str,
+    short: str,
+    claims: Claims,
+    main: Sequence[str],
+    rename: dict[str, str],
+) -> Outcome:
+    """The figure of a mixture, whose second panel is the one in five dimensions. main: curves of the first."""
+    wide = in_five(bench, curve)
+    rows = wide.rows([(at, MEASURE, noise) for at, noise in enumerate(NOISES)], "d = 5, ")
+    five_claims(wide, short, claims)
+    shown = [(name, training) for name in main for training in ("converged", "published")]
+    shown += [(row.curve, row.training) for row in rows if row.run == 0]
+    every = adapted_rows(adapted(bench, curve), rename) + rows + published_rows(experiment)
+    return Outcome(every, claims, [*keys(shown), "CGD|none"])
 
 
-def five_claims(found: InFive, model: str) -> list[Claim]:
+def five_claims(found: OnShifts, model: str, claims: Claims) -> None:
     """model: part of the claims' names."""
 
-    def minus(name: str, rival: str) -> tuple[np.ndarray, str]:
-        difference = found.table[name] - found.table[rival]
-        runs = difference.shape[1]
-        error = difference.std(axis=1, ddof=1) / np.sqrt(runs) if runs > 1 else np.zeros(len(difference))
-        parts = zip(NOISES, difference.mean(axis=1), error, strict=True)
-        return difference.mean(axis=1), "; ".join(f"noise {x:g}: {m:+.2f} ± {e:.2f}" for x, m, e in parts)
+    def minus(rival: str) -> tuple[np.ndarray, str]:
+        difference = found.table[OWN_GATES] - found.table[rival]
+        parts = zip(NOISES, difference, strict=True)
+        return difference.mean(axis=1), "; ".join(f"noise {x:g}: {written(v, '+.2f')}" for x, v in parts)
 
-    right, by_right = minus(OWN_GATES, RIGHT)
-    ridge, by_ridge = minus(OWN_GATES, BEST_RIDGE)
+    right, by_right = minus(RIGHT)
+    ridge, by_ridge = minus(BEST_RIDGE)
     losses = "; ".join(f"{name} {v[0].mean():.2f}, {v[1].mean():.2f}" for name, v in found.table.items())
-    return [
-        Claim(
-            f"mixture-per-prompt-reaches-the-right-expert-{model}",
-            "Ours: gates that each prompt sets from its own context reach the expert of its component (d = 5).",
-            "4.2", "relative log loss of the mixture at most 0.1 above that of the right expert alone on its own "
-            "component, averaged over the mixture, at noise 0 and 0.1", verdict(*(right <= 0.1)),
-            f"{by_right}; all at noise 0 and 0.1: {losses}",
-        ),
-        Claim(
-            f"mixture-per-prompt-beats-ridge-{model}",
-            "Ours: experts with gates per prompt do better than ridge at its best penalty (d = 5).", "4.2",
-            "relative log loss lower on the same fresh prompts, at noise 0 and 0.1 (without noise the best penalty "
-            "is 0, which is exact)", verdict(*(ridge < 0)), by_ridge,
-        ),
-    ]  # fmt: skip
+    claims.test(
+        f"mixture-per-prompt-reaches-the-right-expert-{model}",
+        "Ours: gates that each prompt sets from its own context reach the expert of its component (d = 5).",
+        "relative log loss of the mixture at most 0.1 above that of the right expert alone on its own "
+        "component, averaged over the mixture, at noise 0 and 0.1",
+        right <= 0.1,
+        f"{by_right}; all at noise 0 and 0.1: {losses}",
+    )
+    claims.test(
+        f"mixture-per-prompt-beats-ridge-{model}",
+        "Ours: experts with gates per prompt do better than ridge at its best penalty (d = 5).",
+        "relative log loss lower on the same fresh prompts, at noise 0 and 0.1 (without noise the best penalty "
+        "is 0, which is exact)",
+        ridge < 0,
+        by_ridge,
+    )
