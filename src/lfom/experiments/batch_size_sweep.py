@@ -1,7 +1,7 @@
 """Section 3.4 on fresh prompts: how many training prompts until shared parameters keep up with CGD."""
 
+from lfom.experiments.fixed_batches import LARGE, SMALL, memformers
 from lfom.experiments.rows import score_rows
-from lfom.experiments.small_batches import LARGE, SMALL, memformers
 from lfom.experiments.statistics import Claims, compare, lower_in_all_runs, near
 from lfom.experiments.workbench import DEPTHS, Outcome, Workbench, keys
 from lfom.report.results import Row

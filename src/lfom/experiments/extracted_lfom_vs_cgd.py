@@ -1,6 +1,6 @@
 """Figure ExtractedLFOMvsCGD: a learned first-order method with diagonal coefficients against CGD."""
 
-from lfom.experiments.learned_lfom import ISOTROPIC, learned_lfom
+from lfom.experiments.fixed_batches import ISOTROPIC, learned_lfom
 from lfom.experiments.rows import curve_rows, score_rows
 from lfom.experiments.statistics import Claims, below, compare, difference, lower_in_all_runs, near, written
 from lfom.experiments.workbench import DEPTHS, Outcome, Workbench, keys
@@ -23,7 +23,7 @@ TOGETHER = {size: group for group in GROUPS for size in group}
 def run(bench: Workbench) -> Outcome:
     data = bench.data(ISOTROPIC)
     fits = [(learned_lfom, bench, t, sizes, DEPTHS) for t in bench.trainings for sizes in GROUPS]
-    bench.side_by_side([(bench.baselines, data, DEPTHS, "isotropic"), *fits])
+    bench.side_by_side([(bench.curves, (), data, DEPTHS, "isotropic"), *fits])
     rows = curve_rows(bench.curves((), data, label="isotropic"), "ExtractedLFOMvsCGD")
     claims = Claims("5")
     for training in bench.trainings:

@@ -40,7 +40,7 @@ def run(bench: Workbench) -> Outcome:
     jobs: list[tuple[Any, ...]] = [(bench.trained, MODEL, training, data) for training in bench.trainings]
     if "paper" in bench.trainings:
         jobs += [(five_trained, bench), *((varying_fit, bench, name) for name in VARYING)]
-    bench.side_by_side([*jobs, (bench.baselines, data)])
+    bench.side_by_side([*jobs, (bench.curves, (), data)])
     found = bench.curves((), data)
     claims = Claims("4.1")
     for training in bench.trainings:

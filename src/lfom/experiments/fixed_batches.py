@@ -6,17 +6,26 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from lfom.core.methods import Algorithm
+from lfom.core.arrays import as_array
+from lfom.core.coefficients import CoordinateWise
+from lfom.core.memories import Bank
+from lfom.core.methods import Algorithm, Method
+from lfom.core.preconditioners import Full, Identity
 from lfom.core.problems import Quadratic
+from lfom.core.readers import Gradient
 from lfom.core.runs import PerRun, concatenate, joined, take
 from lfom.experiments.rows import by_depth, take_runs
-from lfom.experiments.workbench import DEPTHS, Workbench
+from lfom.experiments.workbench import CONTEXT, DEPTHS, Workbench, kept
+from lfom.limits.optimum import exact_optimum
 from lfom.methods.classical import conjugate_gradient
 from lfom.training import Adam, LeastSquares, Score, evaluate, fit
 from lfom.training.evaluation import evaluate_on
 
+SMALL, LARGE = (1, 10), (50, 100, 1000)  # sizes of the sets of `memformers`
+ISOTROPIC = (1.0,) * 5
 ROUNDING = 1e-12  # relative to the loss of w = 0: below this, single precision says no more than zero
 Scores = dict[tuple[int, int], Score]  # by size of the set and depth
 
@@ -114,3 +123,41 @@ def scores_on_sets(
         mean, stderr = np.where(zero, 0.0, score.mean), np.where(zero, 0.0, stderr)
         found[name] = dataclasses.replace(score, mean=mean, stderr=stderr)
     return found
+
+
+@kept
+def memformers(bench: Workbench, training: str, sizes: tuple[int, ...], depths: tuple[int, ...]) -> OnSets:
+    """The Memformer of the figures, trained on sets of the main data."""
+    data, deepest = bench.data(), max(depths)
+    model = bench.model("Memformer, own 1", 5, deepest)
+    if training == "converged" and sizes == LARGE:  # least squares: from steps of a sensible size
+        size = float(1 / np.mean(data.stacked.spectrum))
+        steps = size * (1 + 0.6 * np.cos(np.pi * (np.arange(deepest) + 0.5) / deepest))
+        matrices = (steps[:, None, None] * np.eye(5)).astype(np.float32)
+        model = dataclasses.replace(model, reader=Gradient(Full(as_array(matrices))))
+    # One prompt leaves so much open that damped steps stall: Adam to the end fits it reliably.
+    longer = Adam(steps=10_000, resample=1_000, schedule="cosine") if sizes == SMALL else None
+    return train_on_sets(bench, model, data, sizes, training, f"main {max(sizes)}", depths, longer)
+
+
+@kept
+def learned_lfom(
+    bench: Workbench,
+    training: str,
+    sizes: tuple[int, ...],
+    depths: tuple[int, ...],
+    passes: int = 15,
+    prompts: int | None = None,
+) -> OnSets:
+    """w_{k+1} = w_k - sum over j <= k of Lambda_j^k grad R(w_j), every Lambda_j^k diagonal and free."""
+    deepest = max(depths)
+    if training == "paper":
+        start = 1e-4 * jax.random.normal(jax.random.fold_in(bench.key, 13), (deepest, deepest, 5))
+    else:  # gradient descent with steps that differ
+        steps = 1 + 0.6 * jnp.cos(jnp.pi * (jnp.arange(deepest) + 0.5) / deepest)
+        start = jnp.diag(steps)[..., None] * jnp.ones(5)
+    model = Method(Gradient(Identity()), Bank(CoordinateWise(start), tied=False), deepest)
+    data, label = bench.data(ISOTROPIC), f"isotropic {max(sizes)}"
+    squares = LeastSquares(hold_out=0, passes=(passes, 1))
+    optimum = {depth: exact_optimum(5, CONTEXT, depth) for depth in depths}
+    return train_on_sets(bench, model, data, sizes, training, label, depths, squares, optimum, prompts)

@@ -58,7 +58,7 @@ def component(data: GaussianMixture, m: int) -> Drawn:
 
 
 @kept
-def in_five(bench: Workbench, curve: str = "Memformer, own 1") -> OnShifts:
+def in_five(bench: Workbench, curve: str) -> OnShifts:
     """Log losses relative to the labels' second moment (noises, runs). Components are runs of their own,
     components first; losses of the mixture are their weighted mean."""
     data = mixtures_in_five(bench)
@@ -83,30 +83,25 @@ def in_five(bench: Workbench, curve: str = "Memformer, own 1") -> OnShifts:
     for name, score in evaluate(methods, components, prompts=count, key=bench.stream("score five")).items():
         mean = np.einsum("m,mgs->gs", np.asarray(WEIGHTS), score.mean.reshape(3, groups, -1))
         table[name] = np.log(mean[:, -1] / mean[:, 0]).reshape(len(NOISES), bench.runs)
-    return OnShifts(table | {BEST_RIDGE: best_penalty(take_ridges(table))}, count)
+    table[BEST_RIDGE] = best_penalty(take_ridges(table))
+    return OnShifts(table, count)
 
 
 def both_panels(
-    bench: Workbench,
-    experiment: str,
-    curve: str,
-    short: str,
-    claims: Claims,
-    main: Sequence[str],
-    rename: dict[str, str],
+    bench: Workbench, experiment: str, curve: str, claims: Claims, main: Sequence[str], rename: dict[str, str]
 ) -> Outcome:
     """The figure of a mixture, whose second panel is the one in five dimensions. main: curves of the first."""
     wide = in_five(bench, curve)
     rows = wide.rows([(at, MEASURE, noise) for at, noise in enumerate(NOISES)], "d = 5, ")
-    five_claims(wide, short, claims)
     shown = [(name, training) for name in main for training in ("converged", "published")]
     shown += [(row.curve, row.training) for row in rows if row.run == 0]
     every = adapted_rows(adapted(bench, curve), rename) + rows + published_rows(experiment)
     return Outcome(every, claims, [*keys(shown), "CGD|none"])
 
 
-def five_claims(found: OnShifts, model: str, claims: Claims) -> None:
+def five_claims(bench: Workbench, curve: str, model: str, claims: Claims) -> None:
     """model: part of the claims' names."""
+    found = in_five(bench, curve)
 
     def minus(rival: str) -> tuple[np.ndarray, str]:
         difference = found.table[OWN_GATES] - found.table[rival]

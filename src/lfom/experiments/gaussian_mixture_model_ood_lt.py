@@ -46,7 +46,6 @@ def run(bench: Workbench) -> Outcome:
         f"CGD {values(found.cgd)}; gates {values(ours)}",
         "NOTES 2.12",
     )
+    five.five_claims(bench, CURVE, "lt", claims)
     main = ("mixture", LABEL_FREE, PER_PROMPT, *NAMES)
-    return five.both_panels(
-        bench, "gaussian_mixture_model_ood_lt", CURVE, "lt", claims, main, {GATES: "mixture"}
-    )
+    return five.both_panels(bench, "gaussian_mixture_model_ood_lt", CURVE, claims, main, {GATES: "mixture"})

@@ -54,5 +54,6 @@ def run(bench: Workbench) -> Outcome:
         f"gates per prompt {values(found[PER_PROMPT])}",
         "NOTES 2.12",
     )
+    five.five_claims(bench, CURVE, "memformer", claims)
     main = (GATES, BOTH, LABEL_FREE, PER_PROMPT)
-    return five.both_panels(bench, "gaussian_mixture_model_ood_mem", CURVE, "memformer", claims, main, {})
+    return five.both_panels(bench, "gaussian_mixture_model_ood_mem", CURVE, claims, main, {})

@@ -13,18 +13,9 @@ from lfom.adaptation import PerPrompt
 from lfom.adaptation.per_prompt import STEPS, context_question
 from lfom.core.runs import stack
 from lfom.core.unroll import losses
+from lfom.experiments import shifted
 from lfom.experiments.rows import run_rows
-from lfom.experiments.shifted import (
-    DEPTH,
-    HIGHEST,
-    LOWEST,
-    base_model,
-    experts_of,
-    relative,
-    scaled,
-    single_models,
-    union_data,
-)
+from lfom.experiments.shifted import DEPTH, HIGHEST, LOWEST
 from lfom.experiments.statistics import Claims, under, written
 from lfom.experiments.workbench import CONTEXT, Outcome, Workbench, keys
 from lfom.methods.classical import conjugate_gradient
@@ -73,18 +64,17 @@ def run(bench: Workbench) -> Outcome:
     if "converged" not in bench.trainings:
         return Outcome([], [])
     count, key = bench.preset.prompts // 50, bench.stream("score", "how many")
-    data = union_data(bench)
-    singles = {name: one for name, one in single_models(bench).items() if name in SINGLE}
+    data = shifted.union_data(bench)
+    singles = {name: one for name, one in shifted.single_models(bench).items() if name in SINGLE}
     bench.say("scoring 1 to 8 experts")
     methods: dict[str, Any] = {**singles, "CGD": conjugate_gradient(DEPTH)}
     for number in NUMBERS:
-        methods[f"{GATES}|{number}"] = PerRun(PerPrompt(experts_of(bench, variances(number)).stacked))
-    scores = {n: relative(s) for n, s in evaluate(methods, data, prompts=count, key=key).items()}
+        methods[f"{GATES}|{number}"] = PerRun(PerPrompt(shifted.experts_of(bench, variances(number)).stacked))
+    scores = {n: shifted.relative(s) for n, s in evaluate(methods, data, prompts=count, key=key).items()}
     best = best_experts(bench, data, jax.random.split(bench.stream("best expert"), bench.runs), count)
     table = {number: {BEST: best[number], GATES: scores.pop(f"{GATES}|{number}")} for number in NUMBERS}
-    points = [
-        (n, k, v, products(k, STEPS if n == GATES else 0)) for k in NUMBERS for n, v in table[k].items()
-    ]
+    costs = {GATES: STEPS, BEST: 0}
+    points = [(n, k, v, products(k, costs[n])) for k in NUMBERS for n, v in table[k].items()]
     points += [(n, 1, v, DEPTH * SINGLE[n]) for n, v in scores.items()]
     rows = []
     for name, number, values, cost in points:
@@ -118,7 +108,7 @@ def best_experts(bench: Workbench, data: Any, keys: Any, count: int) -> dict[int
     """Relative log loss (runs,) by number of experts, where every prompt takes the expert with the least
     error on its own context."""
     every = [v for number in NUMBERS for v in variances(number)]
-    each = [scaled(base_model(bench), v).per_run(DEPTH).stacked for v in every]
+    each = [shifted.scaled(shifted.base_model(bench), v).per_run(DEPTH).stacked for v in every]
     experts = stack(each, axis=1)
     errors, found = (np.asarray(a, np.float64) for a in expert_losses(experts, data.stacked, keys, count))
     table, first = {}, 0

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from lfom.experiments.learned_lfom import ISOTROPIC, learned_lfom
+from lfom.experiments.fixed_batches import ISOTROPIC, learned_lfom
 from lfom.experiments.rows import run_rows, score_rows
 from lfom.experiments.statistics import Claims, mean_error, under, written
 from lfom.experiments.workbench import Outcome, Workbench

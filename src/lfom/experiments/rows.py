@@ -5,6 +5,7 @@ import functools
 import importlib.resources
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from lfom.report.results import Row
@@ -16,13 +17,11 @@ Curves = dict[tuple[str, str], dict[int, Score]]  # by (curve, training) and dep
 
 def at_step(score: Score, step: int) -> Score:
     """The score after `step` steps (the losses of single prompts stay those of the last)."""
-    return Score(
-        score.name, score.mean[:, : step + 1], score.stderr[:, : step + 1], score.last, score.prompts
-    )
+    return replace(score, mean=score.mean[:, : step + 1], stderr=score.stderr[:, : step + 1])
 
 
 def take_runs(score: Score, runs: slice) -> Score:
-    return Score(score.name, score.mean[runs], score.stderr[runs], score.last[runs], score.prompts)
+    return replace(score, mean=score.mean[runs], stderr=score.stderr[runs], last=score.last[runs])
 
 
 def by_depth(

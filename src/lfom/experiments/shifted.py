@@ -188,8 +188,7 @@ def on_shifts(bench: Workbench) -> OnShifts:
     bench.say("adapting gates to shifted prompts")
     methods: dict[str, Any] = {**gate_settings(many, data, keys, LENGTHS)}
     methods[OWN_GATES] = PerRun(PerPrompt(many.stacked))
-    inverses = [np.linalg.inv(one.covariance) for one in bench.data().each()]
-    known = PerRun([conjugate_gradient(DEPTH, (A + A.T) / 2) for A in inverses])
+    known = bench.preconditioned_cgd(bench.data(), DEPTH)
     same = {**single_models(bench), "preconditioned CGD": known}
     methods |= {name: repeated(one, times) for name, one in same.items()}
     methods |= {"CGD": conjugate_gradient(DEPTH), **ridges()}

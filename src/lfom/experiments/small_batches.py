@@ -1,19 +1,9 @@
 """What the figures on small batches share: a Memformer with scalar memory trained on B prompts."""
 
-import dataclasses
-
-import numpy as np
-
-from lfom.core.arrays import as_array
-from lfom.core.preconditioners import Full
-from lfom.core.readers import Gradient
-from lfom.experiments.fixed_batches import OnSets, train_on_sets
+from lfom.experiments.fixed_batches import SMALL, memformers
 from lfom.experiments.rows import curve_rows, published_rows, score_rows
 from lfom.experiments.statistics import Claims, compare, lower, lower_in_all_runs, values
-from lfom.experiments.workbench import DEPTHS, Outcome, Workbench, kept, keys
-from lfom.training import Adam
-
-SMALL, LARGE = (1, 10), (50, 100, 1000)
+from lfom.experiments.workbench import DEPTHS, Outcome, Workbench, keys
 
 
 def shows(prompts: str) -> str:
@@ -30,21 +20,6 @@ def trained(prompts: str) -> str:
         "until these prompts are fitted. A model has 25 to 103 parameters, so losses on the training prompts go "
         "to zero (floor -60 for zero to rounding). Fresh prompts: the query averaged out."
     )
-
-
-@kept
-def memformers(bench: Workbench, training: str, sizes: tuple[int, ...], depths: tuple[int, ...]) -> OnSets:
-    """The Memformer of the figures, trained on sets of the main data."""
-    data, deepest = bench.data(), max(depths)
-    model = bench.model("Memformer, own 1", 5, deepest)
-    if training == "converged" and sizes == LARGE:  # least squares: from steps of a sensible size
-        size = float(1 / np.mean(data.stacked.spectrum))
-        steps = size * (1 + 0.6 * np.cos(np.pi * (np.arange(deepest) + 0.5) / deepest))
-        matrices = (steps[:, None, None] * np.eye(5)).astype(np.float32)
-        model = dataclasses.replace(model, reader=Gradient(Full(as_array(matrices))))
-    # One prompt leaves so much open that damped steps stall: Adam to the end fits it reliably.
-    longer = Adam(steps=10_000, resample=1_000, schedule="cosine") if sizes == SMALL else None
-    return train_on_sets(bench, model, data, sizes, training, f"main {max(sizes)}", depths, longer)
 
 
 def small_batch(bench: Workbench, size: int, label: str) -> Outcome:

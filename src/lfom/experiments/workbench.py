@@ -17,14 +17,7 @@ from lfom.core.runs import PerRun, fingerprint
 from lfom.core.threads import in_threads
 from lfom.experiments.rows import Curves, by_depth
 from lfom.limits.optimum import exact_optimum, sampled_optima
-from lfom.methods.classical import (
-    APPENDIX_B,
-    conjugate_gradient,
-    gradient_descent,
-    momentum,
-    nesterov,
-    preconditioned_gradient_descent,
-)
+from lfom.methods import classical
 from lfom.methods.memformer import memformer
 from lfom.prompts.distributions import PUBLISHED_SPECTRUM, Distribution, LinearRegression, haar_rotation
 from lfom.report.results import Claim, Row
@@ -34,6 +27,12 @@ from lfom.training.tuning import tune_each
 DEPTHS = (1, 2, 3, 4)
 CONTEXT = 20
 WIDE = 10  # from this d on prompts are dear
+TUNED: dict[str, Callable[..., Any]] = {
+    "GD": classical.gradient_descent,
+    "Momentum GD": classical.momentum,
+    "NAG": classical.nesterov,
+}
+
 
 # The models of the figures, by the name of their curve: options of memformer().
 MODELS: dict[str, dict[str, Any]] = {
@@ -197,30 +196,24 @@ class Workbench:
         methods |= {pair: {d: self.trained(*one).per_run(d) for d in depths} for pair, one in fits.items()}
         return by_depth(methods, depths, lambda named: self.scores(named, data, label))
 
-    def baselines(
-        self, data: PerRun, depths: Sequence[int] = DEPTHS, label: str = "main"
-    ) -> dict[str, dict[int, Score]]:
-        """The curves that are not trained."""
-        return {curve: scores for (curve, _), scores in self.curves((), data, depths, label).items()}
-
     def _classical(self, data: PerRun, depths: Sequence[int], label: str) -> dict[str, Any]:
-        """The methods behind `baselines`, by curve; by depth too where each has its own."""
+        """The methods of `curves` that are not trained, by curve; by depth too where each has its own."""
 
         def make() -> dict[str, Any]:
             self.say(f"tuning baselines ({label})")
             deepest, n, d = max(depths), data.stacked.context, data[0].dimension
             inverses = [np.linalg.inv(one.covariance) for one in data.each()]
             methods: dict[str, Any] = {
-                "CGD": conjugate_gradient(deepest),
-                "Preconditioned CGD": PerRun([conjugate_gradient(deepest, (A + A.T) / 2) for A in inverses]),
+                "CGD": classical.conjugate_gradient(deepest),
+                "Preconditioned CGD": self.preconditioned_cgd(data, deepest),
             }
-            eta, beta = APPENDIX_B["Nesterov"]
-            methods["NAG"] = nesterov(eta * n, beta, deepest)
-            eta, beta = APPENDIX_B["momentum"]
-            methods["Momentum GD"] = momentum(eta * n, beta, deepest)
+            eta, beta = classical.APPENDIX_B["Nesterov"]
+            methods["NAG"] = classical.nesterov(eta * n, beta, deepest)
+            eta, beta = classical.APPENDIX_B["momentum"]
+            methods["Momentum GD"] = classical.momentum(eta * n, beta, deepest)
             sample = _sample(data[0], self.stream("tune", label))
-            for name, build, count in TUNED:  # all of one shape: scored as one group
-                tuned = tune_each(build, sample, steps=depths, parameters=count)
+            for name, build in TUNED.items():  # all of one shape: scored as one group
+                tuned = tune_each(build, sample, steps=depths, parameters=1 if name == "GD" else 2)
                 longest = {depth: build(*tuned[depth].parameters, deepest) for depth in depths}
                 methods[f"{name}, tuned"] = {depth: one.truncated(depth) for depth, one in longest.items()}
             methods["exact optimum"] = {}
@@ -228,18 +221,21 @@ class Workbench:
                 # All roots of its polynomial are real, so it is descent with the steps 1 / root.
                 roots = exact_optimum(d, n, depth).roots.real
                 sizes = np.pad(1 / roots, (0, deepest - depth))
-                best = [preconditioned_gradient_descent(A, sizes, deepest) for A in inverses]
+                best = [classical.preconditioned_gradient_descent(A, sizes, deepest) for A in inverses]
                 methods["exact optimum"][depth] = PerRun([one.truncated(depth) for one in best])
             return methods
 
         return self.keep(("classical", fingerprint(data), label, tuple(depths)), make)
 
+    @staticmethod
+    def preconditioned_cgd(data: PerRun, steps: int) -> PerRun:
+        """CGD that knows the inverse covariance of each run."""
+        inverses = [np.linalg.inv(one.covariance) for one in data.each()]
+        return PerRun([classical.conjugate_gradient(steps, (A + A.T) / 2) for A in inverses])
+
     def plain_optimum(self, data: PerRun, depths: Sequence[int] = DEPTHS) -> dict[int, Any]:
         """The exact optimum without preconditioner: the same for all rotations."""
-
-        def make() -> dict[int, Any]:
-            return sampled_optima(data[0], depths, self.stream("optimum"), prompts=400_000)
-
+        make = functools.partial(sampled_optima, data[0], depths, self.stream("optimum"), prompts=400_000)
         return self.keep(("plain optimum", fingerprint(data), tuple(depths)), make)
 
 
@@ -269,10 +265,3 @@ def rotations(keys: Array, d: int) -> Array:
 def _sample(data: Distribution, key: Array) -> Any:
     """The prompts that classical methods are tuned on."""
     return data.quadratics(key, 20_000)
-
-
-TUNED: list[tuple[str, Callable, int]] = [
-    ("GD", gradient_descent, 1),
-    ("Momentum GD", momentum, 2),
-    ("NAG", nesterov, 2),
-]

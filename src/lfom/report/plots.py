@@ -1,8 +1,10 @@
 """The figure of one experiment as PNG and SVG: same data, same bytes."""
 
+import contextlib
 import io
 import math
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,19 +36,32 @@ SETTINGS: dict[str, Any] = {
 }
 
 
+@contextlib.contextmanager
+def our_settings() -> Iterator[None]:
+    """What a reader's own settings say must not change a figure."""
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        settings: Any = matplotlib.rcParams
+        settings.update(SETTINGS)
+        yield
+
+
+def saved(figure: Figure, kind: str = "png") -> bytes:
+    """The figure as a file that is the same for the same data."""
+    content = io.BytesIO()
+    dates = {"Software": None} if kind == "png" else {"Date": None, "Creator": None}
+    figure.savefig(content, format=kind, dpi=160, metadata=dates)
+    return content.getvalue()
+
+
 def plot_experiment(folder: Path) -> None:
     """Draw figure.png and figure.svg of an experiment folder from its curves.csv and meta.json."""
     folder = Path(folder)
     result = read_experiment(folder)
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()  # what a reader's own settings say must not change the figure
-        settings: Any = matplotlib.rcParams
-        settings.update(SETTINGS)
+    with our_settings():
         figure = draw(result)
-        for suffix, metadata in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
-            content = io.BytesIO()
-            figure.savefig(content, format=suffix, dpi=160, metadata=metadata)
-            write_whole(folder / f"figure.{suffix}", content.getvalue())
+        for kind in ("png", "svg"):
+            write_whole(folder / f"figure.{kind}", saved(figure, kind))
 
 
 def draw(result: Result) -> Figure:
