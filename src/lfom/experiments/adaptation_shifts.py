@@ -59,15 +59,14 @@ X_LABEL = {
 Y_LABEL = dict.fromkeys(X_LABEL, Y)
 X_SCALE = dict.fromkeys(X_LABEL, "linear") | {"variance": "log"}
 MAIN = (UNADAPTED, LABEL_FREE, OWN_GATES, "union", "normalised", "conjugate register")
-INSTEAD = (
-    ("normalised", "normalisation", "one normalised model does better"),
-    (
+INSTEAD = {
+    "normalisation": ("normalised", "one normalised model"),
+    "conjugate-register": (
         "conjugate register",
-        "conjugate-register",
-        "the conjugate register, which adapts two numbers per layer by itself, does better",
+        "the conjugate register, which adapts two numbers per layer by itself,",
     ),
-    ("union", "union", "one model trained on the union of variances does better"),
-)
+    "union": ("union", "one model trained on the union of variances"),
+}
 BUDGETS, BUDGET_PLACES = (0, 1, 2, 4, 8), (("variance", 16.0), ("angle", 1.5))
 
 
@@ -154,8 +153,7 @@ def claims(found: OnShifts, change: float) -> Claims:
     made.test(
         "label-free-closes-the-gap",
         "Ours: gates fitted without any label do as well as with labels.",
-        "share of the gap between unadapted and labelled gates that label-free ones close, at least 90 % "
-        "wherever the gap exceeds 0.2",
+        "share of the gap between unadapted and labelled gates that label-free ones close, at least 90 % wherever the gap exceeds 0.2",
         (share >= 0.9 for share in closed.values()),
         "; ".join(f"{places[at]}: {100 * share:.0f} % of {gaps[at]:.2f}" for at, share in closed.items()),
     )
@@ -163,16 +161,15 @@ def claims(found: OnShifts, change: float) -> Claims:
     made.test(
         "normalisation-makes-variance-no-shift",
         "Ours: dividing each prompt by a scale of its own makes a shift of variance no shift.",
-        "relative log loss (mean over runs) changes by at most 0.05 from variance 0.25 to 16, on prompts from "
-        "the same random numbers",
+        "relative log loss (mean over runs) changes by at most 0.05 from variance 0.25 to 16, on prompts from the same random numbers",
         change <= 0.05,
         f"largest change {change:.1e}; on prompts drawn for each variance by itself {flat:.3f}",
     )
-    for name, short, words in INSTEAD:
+    for short, (name, words) in INSTEAD.items():
         differences = minus(name, OWN_GATES)
         made.test(
             f"{short}-makes-experts-unnecessary",
-            f"Ours: {words} than three experts with gates per prompt.",
+            f"Ours: {words} does better than three experts with gates per prompt.",
             "relative log loss on the same fresh prompts lower by two standard errors over runs, per shift",
             map(under, differences),
             "; ".join(f"{p}: {written(v, '+.2f')}" for p, v in zip(places, differences, strict=True)),
@@ -183,8 +180,7 @@ def claims(found: OnShifts, change: float) -> Claims:
     made.test(
         "experts-still-win",
         "Ours: experts with gates per prompt do better than every other method of four steps.",
-        "relative log loss on the same fresh prompts lower by two standard errors over runs than the best of "
-        f"{', '.join(FOUR_STEPS)}, per shift",
+        f"relative log loss on the same fresh prompts lower by two standard errors over runs than the best of {', '.join(FOUR_STEPS)}, per shift",
         map(under, ahead),
         "; ".join(f"{place}: {written(v, '+.2f')} against {rival}" for place, v, rival in against),
     )

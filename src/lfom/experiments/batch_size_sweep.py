@@ -1,10 +1,8 @@
 """Section 3.4 on fresh prompts: how many training prompts until shared parameters keep up with CGD."""
 
-from lfom.experiments.fixed_batches import LARGE, SMALL, memformers
-from lfom.experiments.rows import score_rows
+from lfom.experiments.fixed_batches import LARGE, SMALL, both_rows, memformers
 from lfom.experiments.statistics import Claims, compare, lower_in_all_runs, near
 from lfom.experiments.workbench import DEPTHS, Outcome, Workbench, keys
-from lfom.report.results import Row
 
 TITLE = "Batch size sweep"
 SECTION = "3.4 and 5"
@@ -23,35 +21,30 @@ DEPTH = 4
 
 
 def run(bench: Workbench) -> Outcome:
-    rows: list[Row] = []
-    claims = Claims("3.4")
+    rows, claims = [], Claims("3.4")
     for training in bench.trainings:
         own, fresh, cgd, cgd_fresh, _ = memformers(bench, training, SMALL, DEPTHS).at_depth(DEPTH)
         if training == "converged":
             more = memformers(bench, training, LARGE, (DEPTH,)).at_depth(DEPTH)
             own, fresh, cgd, cgd_fresh = own | more[0], fresh | more[1], cgd | more[2], cgd_fresh | more[3]
-        rows += score_rows("Memformer", training, own, "training prompts")
-        rows += score_rows("Memformer", training, fresh)
+        rows += both_rows("Memformer", training, own, fresh)
         if training == bench.trainings[-1]:
-            rows += score_rows("CGD", "none", cgd, "training prompts") + score_rows("CGD", "none", cgd_fresh)
+            rows += both_rows("CGD", "none", cgd, cgd_fresh)
         beaten = [size for size in own if lower_in_all_runs(own[size], cgd[size])]
         kept_up = [size for size in own if near(fresh[size], cgd_fresh[size], 0)]
         first = f"from B = {min(kept_up)} on" if kept_up else f"for no B up to {max(own)}"
         losses = "; ".join(f"B={size}: {score.log_loss:.3f}" for size, score in own.items())
         claims.test(
             f"batch-sweep-training-prompts-{training}",
-            f"Shared parameters trained on up to {max(own)} prompts ({training} training) beat CGD on these "
-            "same prompts.",
+            f"Shared parameters trained on up to {max(own)} prompts ({training} training) beat CGD on these same prompts.",
             "depth 4: loss on the training prompts below CGD's in every run, per size",
             (size in beaten for size in own),
             f"below CGD for B in {beaten}; log loss {losses}",
         )
         claims.test(
             f"batch-sweep-fresh-prompts-{training}",
-            f"Trained on a small batch ({training} training), shared parameters also keep up with CGD on "
-            "fresh prompts.",
-            "depth 4: log loss on the same fresh prompts not above CGD's by more than two standard "
-            "errors, per size",
+            f"Trained on a small batch ({training} training), shared parameters also keep up with CGD on fresh prompts.",
+            "depth 4: log loss on the same fresh prompts not above CGD's by more than two standard errors, per size",
             (size in kept_up for size in own),
             f"keeps up with CGD {first}; difference {compare(fresh, cgd_fresh, 'B')}",
         )

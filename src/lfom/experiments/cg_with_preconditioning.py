@@ -33,8 +33,7 @@ def run(bench: Workbench) -> Outcome:
         rule = "log loss at most 0.1 above preconditioned CGD at every depth"
         claims.add(
             "conjugate-register-learns-preconditioner",
-            "Ours: trained through it, the conjugate register reaches CGD preconditioned with the true "
-            "inverse covariance.",
+            "Ours: trained through it, the conjugate register reaches CGD preconditioned with the true inverse covariance.",
             at_most(conjugate, ideal, 0.1, rule=rule, evidence=evidence),
             "NOTES 3",
         )

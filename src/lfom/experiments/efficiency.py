@@ -12,7 +12,6 @@ from lfom.experiments.rows import run_rows
 from lfom.experiments.statistics import Claims
 from lfom.experiments.workbench import DEPTHS, Outcome, Workbench
 from lfom.methods.classical import conjugate_gradient, momentum
-from lfom.report.results import Row
 
 TITLE = "Accuracy against gradient evaluations, operations and time"
 SECTION = "6, Efficiency vs. generalization"
@@ -69,7 +68,7 @@ def run(bench: Workbench) -> Outcome:
         "Preconditioned CGD": lambda depth: conjugate_gradient(depth, np.eye(D)),
         "Momentum GD, tuned": lambda depth: momentum(1.0, 0.5, depth),
     }
-    rows: list[Row] = []
+    rows = []
     costs: dict[str, dict[tuple[str, int], tuple[float, float]]] = {"by_operations": {}, "by_time": {}}
     for name in (*classical, *LEARNED):
         training = "converged" if name in LEARNED else "none"

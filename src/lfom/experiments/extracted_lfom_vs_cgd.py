@@ -1,7 +1,7 @@
 """Figure ExtractedLFOMvsCGD: a learned first-order method with diagonal coefficients against CGD."""
 
-from lfom.experiments.fixed_batches import ISOTROPIC, learned_lfom
-from lfom.experiments.rows import curve_rows, score_rows
+from lfom.experiments.fixed_batches import ISOTROPIC, both_rows, learned_lfom
+from lfom.experiments.rows import curve_rows
 from lfom.experiments.statistics import Claims, below, compare, difference, lower_in_all_runs, near, written
 from lfom.experiments.workbench import DEPTHS, Outcome, Workbench, keys
 
@@ -27,17 +27,14 @@ def run(bench: Workbench) -> Outcome:
     rows = curve_rows(bench.curves((), data, label="isotropic"), "ExtractedLFOMvsCGD")
     claims = Claims("5")
     for training in bench.trainings:
-        beaten: list[bool] = []
-        matched: list[bool] = []
-        steady, on_own, on_fresh, gaps = [], [], [], []
+        beaten, matched, steady, on_own, on_fresh, gaps = [], [], [], [], [], []
         for size, group in TOGETHER.items():
             own, fresh, cgd, cgd_fresh, _ = learned_lfom(bench, training, group, DEPTHS).at_size(size)
-            rows += score_rows(f"LFOM, batch {size}", training, own, "training prompts")
-            rows += score_rows(f"LFOM, batch {size}", training, fresh)
+            rows += both_rows(f"LFOM, batch {size}", training, own, fresh)
             lower = {d: lower_in_all_runs(own[d], cgd[d]) for d in DEPTHS}
             close = {d: near(fresh[d], cgd_fresh[d], 0.02) for d in DEPTHS}
-            beaten += lower.values()
-            matched += close.values()
+            beaten += [*lower.values()]
+            matched += [*close.values()]
             if size >= 50:
                 steady.append(not any(below(own[d], fresh[d], 0.1) for d in DEPTHS))
             on_own.append(f"B={size}: depths {[d for d in lower if lower[d]]} ({compare(own, cgd)})")
@@ -62,8 +59,7 @@ def run(bench: Workbench) -> Outcome:
         claims.test(
             f"learned-lfom-generalises-{training}",
             f"A learned LFOM ({training} training) generalises from moderate to large batches (50 or more).",
-            "log loss on fresh prompts at most 0.1 above that on the training prompts (two standard "
-            "errors), at every depth",
+            "log loss on fresh prompts at most 0.1 above that on the training prompts (two standard errors), at every depth",
             steady,
             "fresh minus training at depth 4: " + "; ".join(gaps),
         )

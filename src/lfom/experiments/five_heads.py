@@ -101,8 +101,7 @@ def speed(bench: Workbench, claims: Claims) -> list[Row]:
     claims.test(
         "five-heads-train-faster",
         "Five heads speed up training: after the same number of Adam steps their loss is lower.",
-        "depth 4: log loss of the training batch below one head's by two standard errors, at every mark in the "
-        "first half of training",
+        "depth 4: log loss of the training batch below one head's by two standard errors, at every mark in the first half of training",
         map(under, first_half),
         f"five minus one by Adam steps: {listed}",
     )
@@ -121,10 +120,8 @@ def varying_covariance(bench: Workbench, claims: Claims) -> list[Row]:
     gaps = [f"own memories minus {name}: {written(difference(own, found[name]))}" for name in VARYING[:2]]
     claims.test(
         "five-heads-varying-covariance",
-        "Heads with memories of their own and with B adapt better to data of varying covariance than "
-        "one head, at equal training.",
-        "depth 2: log loss on the same fresh prompts below one head's by more than 0.02, beyond two "
-        "standard errors",
+        "Heads with memories of their own and with B adapt better to data of varying covariance than one head, at equal training.",
+        "depth 2: log loss on the same fresh prompts below one head's by more than 0.02, beyond two standard errors",
         below(own, found[VARYING[0]], 0.02),
         "; ".join(losses + gaps),
     )

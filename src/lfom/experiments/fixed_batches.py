@@ -17,10 +17,11 @@ from lfom.core.preconditioners import Full, Identity
 from lfom.core.problems import Quadratic
 from lfom.core.readers import Gradient
 from lfom.core.runs import PerRun, concatenate, joined, take
-from lfom.experiments.rows import by_depth, take_runs
+from lfom.experiments.rows import by_depth, score_rows, take_runs
 from lfom.experiments.workbench import CONTEXT, DEPTHS, Workbench, kept
 from lfom.limits.optimum import exact_optimum
 from lfom.methods.classical import conjugate_gradient
+from lfom.report.results import Row
 from lfom.training import Adam, LeastSquares, Score, evaluate, fit
 from lfom.training.evaluation import evaluate_on
 
@@ -28,6 +29,10 @@ SMALL, LARGE = (1, 10), (50, 100, 1000)  # sizes of the sets of `memformers`
 ISOTROPIC = (1.0,) * 5
 ROUNDING = 1e-12  # relative to the loss of w = 0: below this, single precision says no more than zero
 Scores = dict[tuple[int, int], Score]  # by size of the set and depth
+
+
+def both_rows(curve: str, training: str, own: dict[int, Score], fresh: dict[int, Score]) -> list[Row]:
+    return score_rows(curve, training, own, "training prompts") + score_rows(curve, training, fresh)
 
 
 class OnSets(NamedTuple):

@@ -1,6 +1,6 @@
 """Figure gaussian_mixture_model_ood_lt: a gated Linear Transformer on a Gaussian mixture."""
 
-from lfom.experiments import gaussian_mixture_five as five
+from lfom.experiments import gaussian_mixture as shared
 from lfom.experiments.gaussian_mixture import GATES, LABEL_FREE, NAMES, PER_PROMPT, adapted
 from lfom.experiments.rows import published_rows
 from lfom.experiments.statistics import Claims, compare, lower, values
@@ -14,12 +14,12 @@ SHOWS = (
     "is least squares and exact after one step. The second panel is the same mixture in d = 5, its means along one "
     "direction, four layers, with label noise 0 and 0.1."
 )
-X_LABEL, Y_LABEL, X_SCALE = five.X_LABEL, five.Y_LABEL, five.X_SCALE
+X_LABEL, Y_LABEL, X_SCALE = shared.X_LABEL, shared.Y_LABEL, shared.X_SCALE
 TRAINED = (
     "Components N(2.5, 0.5), N(0, 1), N(-1, 2) with weights 0.2, 0.3, 0.5, chosen per prompt; w* has the "
     "component's mean and variance, as in the authors' code. Experts (converged): least squares on fresh "
     "prompts of their component. Gates: one free number per head, least squares on the adaptation prompts; without "
-    f"labels: held-out context tokens of 100 prompts. {five.TRAINED}"
+    f"labels: held-out context tokens of 100 prompts. {shared.TRAINED_IN_FIVE}"
 )
 CURVE = "Linear Transformer"
 
@@ -39,13 +39,12 @@ def run(bench: Workbench) -> Outcome:
     )
     claims.test(
         "mixture-one-cgd-step-is-exact",
-        "Ours: in d = 1 without noise one step of CGD solves every prompt, so the figure says little about "
-        "adaptation.",
+        "Ours: in d = 1 without noise one step of CGD solves every prompt, so the figure says little about adaptation.",
         "log loss of CGD after one step is zero to rounding (floor -60) in every run",
         bool((found.cgd[1].mean[:, -1] == 0).all()),
         f"CGD {values(found.cgd)}; gates {values(ours)}",
         "NOTES 2.12",
     )
-    five.five_claims(bench, CURVE, "lt", claims)
+    shared.five_claims(bench, CURVE, "lt", claims)
     main = ("mixture", LABEL_FREE, PER_PROMPT, *NAMES)
-    return five.both_panels(bench, "gaussian_mixture_model_ood_lt", CURVE, claims, main, {GATES: "mixture"})
+    return shared.both_panels(bench, "gaussian_mixture_model_ood_lt", CURVE, claims, main, {GATES: "mixture"})

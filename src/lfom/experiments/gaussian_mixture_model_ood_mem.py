@@ -1,6 +1,6 @@
 """Figure gaussian_mixture_model_ood_mem: a gated Memformer on a Gaussian mixture."""
 
-from lfom.experiments import gaussian_mixture_five as five
+from lfom.experiments import gaussian_mixture as shared
 from lfom.experiments.gaussian_mixture import BOTH, GATES, LABEL_FREE, PER_PROMPT, adapted
 from lfom.experiments.rows import published_rows
 from lfom.experiments.statistics import Claims, at_most, compare, lower, values
@@ -14,12 +14,12 @@ SHOWS = (
     "each expert on its own component; CGD, which at d = 1 is exact after one step. The second panel is the same "
     "mixture in d = 5, its means along one direction, four layers, with label noise 0 and 0.1."
 )
-X_LABEL, Y_LABEL, X_SCALE = five.X_LABEL, five.Y_LABEL, five.X_SCALE
+X_LABEL, Y_LABEL, X_SCALE = shared.X_LABEL, shared.Y_LABEL, shared.X_SCALE
 TRAINED = (
     "Data as in gaussian_mixture_model_ood_lt. Experts (converged): bank with scalar coefficients (own "
     "coefficient 1), least squares on fresh prompts of their component. Gates: one free number per head; gates "
     "and gamma: also every head's older coefficients, least squares on the adaptation prompts; without labels: held-out "
-    f"context tokens of 100 prompts. {five.TRAINED}"
+    f"context tokens of 100 prompts. {shared.TRAINED_IN_FIVE}"
 )
 CURVE = "Memformer, own 1"
 
@@ -46,14 +46,12 @@ def run(bench: Workbench) -> Outcome:
     )
     claims.test(
         "mixture-one-gate-per-prompt-is-exact",
-        "Ours: in d = 1 without noise gates per prompt solve every prompt, so the figure says little about "
-        "adaptation.",
-        "log loss of gates per prompt, fitted to each context, is zero to rounding (floor -60) at depth 1 in "
-        "every run",
+        "Ours: in d = 1 without noise gates per prompt solve every prompt, so the figure says little about adaptation.",
+        "log loss of gates per prompt, fitted to each context, is zero to rounding (floor -60) at depth 1 in every run",
         bool((found[PER_PROMPT][1].mean[:, -1] == 0).all()),
         f"gates per prompt {values(found[PER_PROMPT])}",
         "NOTES 2.12",
     )
-    five.five_claims(bench, CURVE, "memformer", claims)
+    shared.five_claims(bench, CURVE, "memformer", claims)
     main = (GATES, BOTH, LABEL_FREE, PER_PROMPT)
-    return five.both_panels(bench, "gaussian_mixture_model_ood_mem", CURVE, claims, main, {})
+    return shared.both_panels(bench, "gaussian_mixture_model_ood_mem", CURVE, claims, main, {})

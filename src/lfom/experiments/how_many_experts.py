@@ -142,8 +142,7 @@ def claims(table: dict[int, dict[str, np.ndarray]], scores: dict[str, np.ndarray
         made.test(
             f"more-experts-pay-{short}",
             f"Ours: every further step from 1 to 2, 3, 5 and 8 experts pays ({name}).",
-            "relative log loss lower by more than 0.1, beyond two standard errors over runs, than with the number "
-            "before",
+            "relative log loss lower by more than 0.1, beyond two standard errors over runs, than with the number before",
             pays.values(),
             f"by experts {'; '.join(f'{k}: {cost}' for k, cost in costs.items())}; pays up to "
             f"{next((k for k, more in pays.items() if not more), most)}",
@@ -152,10 +151,8 @@ def claims(table: dict[int, dict[str, np.ndarray]], scores: dict[str, np.ndarray
     others = "; ".join(f"{n}: {line} at {DEPTH * SINGLE[n]} products" for n, line in lines.items())
     made.test(
         "eight-experts-beat-one-model",
-        "Ours: on a range of variances eight experts with gates per prompt do better than one model that needs "
-        "no experts.",
-        "relative log loss of 8 experts below that of the normalised model, and of the conjugate register, by "
-        "two standard errors over runs",
+        "Ours: on a range of variances eight experts with gates per prompt do better than one model that needs no experts.",
+        "relative log loss of 8 experts below that of the normalised model, and of the conjugate register, by two standard errors over runs",
         (under(eight - scores[n]) for n in ("normalised", "conjugate register")),
         f"8 experts {written(eight, '+.2f')} at {products(most, STEPS)} products; {others}",
     )
@@ -163,8 +160,7 @@ def claims(table: dict[int, dict[str, np.ndarray]], scores: dict[str, np.ndarray
         "union-model-is-at-its-optimum",
         "Ours: a model trained on the union of variances is limited by its class, not by its training: no "
         "polynomial of degree four is small on all these eigenvalues.",
-        "relative log loss of the union model, mean over runs, within 0.05 of the best polynomial's on whitened "
-        "prompts",
+        "relative log loss of the union model, mean over runs, within 0.05 of the best polynomial's on whitened prompts",
         bool(abs(scores["union"].mean() - optimum) <= 0.05),
         f"union {lines['union']}; best polynomial {optimum:+.2f}",
     )

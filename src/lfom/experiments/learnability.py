@@ -2,11 +2,10 @@
 
 import numpy as np
 
-from lfom.experiments.fixed_batches import ISOTROPIC, learned_lfom
+from lfom.experiments.fixed_batches import ISOTROPIC, both_rows, learned_lfom
 from lfom.experiments.rows import run_rows, score_rows
 from lfom.experiments.statistics import Claims, mean_error, under, written
 from lfom.experiments.workbench import Outcome, Workbench
-from lfom.training import Score
 
 TITLE = "Learnability of first-order methods"
 SECTION = "5, Theorem thm:lfom_incontext_learnable"
@@ -33,17 +32,12 @@ def slopes(sizes: list[int], gaps: np.ndarray) -> np.ndarray:
 def run(bench: Workbench) -> Outcome:
     if "converged" not in bench.trainings:  # the theorem is about the minimiser
         return Outcome([], [])
-    own: dict[int, Score] = {}
-    fresh: dict[int, Score] = {}
-    best: dict[int, Score] = {}
     bench.data(ISOTROPIC)
     arguments = [(bench, "converged", group, (DEPTH,), 12, bench.preset.prompts) for group in GROUPS]
     bench.side_by_side([(learned_lfom, *one) for one in arguments])
-    for one in arguments:
-        found = learned_lfom(*one).at_depth(DEPTH)
-        own, fresh, best = own | found[0], fresh | found[1], best | found[4]
-    rows = score_rows("learned LFOM", "converged", own, "training prompts")
-    rows += score_rows("learned LFOM", "converged", fresh) + score_rows("exact optimum", "none", best)
+    found = [learned_lfom(*one).at_depth(DEPTH) for one in arguments]
+    own, fresh, best = ({size: s for part in found for size, s in part[i].items()} for i in (0, 1, 4))
+    rows = both_rows("learned LFOM", "converged", own, fresh) + score_rows("exact optimum", "none", best)
     sizes = list(own)
     gaps = np.stack([fresh[size].mean[:, -1] - own[size].mean[:, -1] for size in sizes])
     excess = np.stack([fresh[size].mean[:, -1] - best[size].mean[:, -1] for size in sizes])

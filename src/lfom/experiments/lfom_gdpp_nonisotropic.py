@@ -80,6 +80,5 @@ def _neumann(bench: Workbench, data: PerRun) -> Finding:
         "full B_l trained by Adam is a multiple of the identity in whitened coordinates, so that a layer "
         "multiplies covariates by I - c G S^-1: distance (Appendix D) below 0.2 on average",
         [bool(mean < 0.2)],
-        f"distance {mean:.2f} on average, {most:.2f} at most, over {len(found)} matrices of the four-layer "
-        "model (a random matrix has about 0.9)",
+        f"distance {mean:.2f} on average, {most:.2f} at most, over {len(found)} matrices of the four-layer model (a random matrix has about 0.9)",
     )

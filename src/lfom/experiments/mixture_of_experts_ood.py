@@ -104,18 +104,15 @@ def run(bench: Workbench) -> Outcome:
     claims = Claims("4.2")
     claims.test(
         "gates-robust-to-unseen-variances",
-        "Gates fitted at test time make three experts as good on an unseen variance as an expert "
-        "trained on it.",
-        "log loss on the same fresh prompts at most 0.1 above that of an expert of this very variance, "
-        "for every unseen variance and depth",
+        "Gates fitted at test time make three experts as good on an unseen variance as an expert trained on it.",
+        "log loss on the same fresh prompts at most 0.1 above that of an expert of this very variance, for every unseen variance and depth",
         robust,
         "; ".join(against_ideal),
     )
     claims.test(
         "gates-beat-single-expert",
         "Gates do better on unseen variances than the best single expert as it is.",
-        "log loss on the same fresh prompts below that of the expert that is best at depth 4, by two standard "
-        "errors, per variance and depth",
+        "log loss on the same fresh prompts below that of the expert that is best at depth 4, by two standard errors, per variance and depth",
         better,
         "; ".join(against_best),
     )

@@ -1,6 +1,6 @@
 """What the figures on small batches share: a Memformer with scalar memory trained on B prompts."""
 
-from lfom.experiments.fixed_batches import SMALL, memformers
+from lfom.experiments.fixed_batches import SMALL, both_rows, memformers
 from lfom.experiments.rows import curve_rows, published_rows, score_rows
 from lfom.experiments.statistics import Claims, compare, lower, lower_in_all_runs, values
 from lfom.experiments.workbench import DEPTHS, Outcome, Workbench, keys
@@ -31,8 +31,7 @@ def small_batch(bench: Workbench, size: int, label: str) -> Outcome:
         own, fresh, cgd, cgd_fresh, _ = memformers(bench, training, SMALL, DEPTHS).at_size(size)
         if not number:
             rows += score_rows("CGD, same prompts", "none", cgd, "training prompts")
-        rows += score_rows("Memformer", training, own, "training prompts")
-        rows += score_rows("Memformer", training, fresh)
+        rows += both_rows("Memformer", training, own, fresh)
         claims.test(
             f"batch-{size}-beats-cgd-on-its-own-prompts-{training}",
             f"A Memformer trained on {prompts} ({training} training) beats CGD on those same prompts.",
