@@ -10,7 +10,7 @@ from lfom.core.runs import take
 from lfom.core.unroll import losses
 from lfom.experiments import shifted
 from lfom.experiments.drawn import drawn_once
-from lfom.experiments.rows import flatten, run_rows
+from lfom.experiments.rows import Row, flatten, run_rows
 from lfom.experiments.shifted import (
     FOUR_STEPS,
     LABEL_FREE,
@@ -22,7 +22,6 @@ from lfom.experiments.shifted import (
 )
 from lfom.experiments.statistics import Claims, under, written
 from lfom.experiments.workbench import Outcome, Workbench, keys
-from lfom.report.results import Row
 from lfom.training import PerRun
 
 TITLE = "Out of distribution: adaptation, and what makes it unnecessary"
@@ -59,13 +58,10 @@ X_LABEL = {
 Y_LABEL = dict.fromkeys(X_LABEL, Y)
 X_SCALE = dict.fromkeys(X_LABEL, "linear") | {"variance": "log"}
 MAIN = (UNADAPTED, LABEL_FREE, OWN_GATES, "union", "normalised", "conjugate register")
-INSTEAD = {
-    "normalisation": ("normalised", "one normalised model"),
-    "conjugate-register": (
-        "conjugate register",
-        "the conjugate register, which adapts two numbers per layer by itself,",
-    ),
-    "union": ("union", "one model trained on the union of variances"),
+INSTEAD = {  # of experts, in words
+    "normalised": "one normalised model",
+    "conjugate register": "the conjugate register, which adapts two numbers per layer by itself,",
+    "union": "one model trained on the union of variances",
 }
 BUDGETS, BUDGET_PLACES = (0, 1, 2, 4, 8), (("variance", 16.0), ("angle", 1.5))
 
@@ -165,10 +161,10 @@ def claims(found: OnShifts, change: float) -> Claims:
         change <= 0.05,
         f"largest change {change:.1e}; on prompts drawn for each variance by itself {flat:.3f}",
     )
-    for short, (name, words) in INSTEAD.items():
+    for name, words in INSTEAD.items():
         differences = minus(name, OWN_GATES)
         made.test(
-            f"{short}-makes-experts-unnecessary",
+            f"{name.replace(' ', '-').replace('normalised', 'normalisation')}-makes-experts-unnecessary",
             f"Ours: {words} does better than three experts with gates per prompt.",
             "relative log loss on the same fresh prompts lower by two standard errors over runs, per shift",
             map(under, differences),

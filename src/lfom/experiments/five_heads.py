@@ -8,12 +8,11 @@ import numpy as np
 
 from lfom.core.preconditioners import Full
 from lfom.core.readers import Gradient, Heads
-from lfom.experiments.rows import by_depth, curve_rows, flatten, run_rows, score_rows
+from lfom.experiments.rows import Row, by_depth, curve_rows, flatten, run_rows, score_rows
 from lfom.experiments.statistics import Claims, below, compare, difference, lower, under, written
 from lfom.experiments.workbench import CONTEXT, DEPTHS, MODELS, Outcome, Workbench, kept, keys, rotations
 from lfom.methods.memformer import memformer, mixture
 from lfom.prompts.distributions import PUBLISHED_SPECTRUM, GaussianMixture
-from lfom.report.results import Row
 from lfom.training import Adam, Fit, PerRun, Score, fit
 
 TITLE = "One head and five heads"
@@ -47,16 +46,11 @@ def run(bench: Workbench) -> Outcome:
         one = bench.curves([(MODEL, training)], data)[MODEL, training]
         five = five_heads(bench, training)
         found |= {(ONE, training): one, (FIVE, training): five}
-        against_cgd = compare(five, found["CGD", "none"])
+        apart = f"five minus one: {compare(five, one)}; five minus CGD: {compare(five, found['CGD', 'none'])}"
         claims.add(
             f"five-heads-beat-one-{training}",
             f"Five heads have a lower loss than one ({training} training).",
-            lower(
-                five,
-                one,
-                0.02,
-                evidence=f"five minus one: {compare(five, one)}; five minus CGD: {against_cgd}",
-            ),
+            lower(five, one, 0.02, evidence=apart),
         )
     rows = curve_rows(found, "5head_attention_experiment")
     if "paper" in bench.trainings:

@@ -17,17 +17,17 @@ from lfom.core.preconditioners import Full, Identity
 from lfom.core.problems import Quadratic
 from lfom.core.readers import Gradient
 from lfom.core.runs import PerRun, concatenate, joined, take
-from lfom.experiments.rows import by_depth, score_rows, take_runs
+from lfom.experiments.rows import Row, by_depth, score_rows, take_runs
 from lfom.experiments.workbench import CONTEXT, DEPTHS, Workbench, kept
 from lfom.limits.optimum import exact_optimum
 from lfom.methods.classical import conjugate_gradient
-from lfom.report.results import Row
 from lfom.training import Adam, LeastSquares, Score, evaluate, fit
 from lfom.training.evaluation import evaluate_on
 
 SMALL, LARGE = (1, 10), (50, 100, 1000)  # sizes of the sets of `memformers`
 ISOTROPIC = (1.0,) * 5
 ROUNDING = 1e-12  # relative to the loss of w = 0: below this, single precision says no more than zero
+Sizes = tuple[int, ...]
 Scores = dict[tuple[int, int], Score]  # by size of the set and depth
 
 
@@ -131,7 +131,7 @@ def scores_on_sets(
 
 
 @kept
-def memformers(bench: Workbench, training: str, sizes: tuple[int, ...], depths: tuple[int, ...]) -> OnSets:
+def memformers(bench: Workbench, training: str, sizes: Sizes, depths: Sizes) -> OnSets:
     """The Memformer of the figures, trained on sets of the main data."""
     data, deepest = bench.data(), max(depths)
     model = bench.model("Memformer, own 1", 5, deepest)
@@ -147,12 +147,7 @@ def memformers(bench: Workbench, training: str, sizes: tuple[int, ...], depths: 
 
 @kept
 def learned_lfom(
-    bench: Workbench,
-    training: str,
-    sizes: tuple[int, ...],
-    depths: tuple[int, ...],
-    passes: int = 15,
-    prompts: int | None = None,
+    bench: Workbench, training: str, sizes: Sizes, depths: Sizes, passes: int = 15, prompts: int | None = None
 ) -> OnSets:
     """w_{k+1} = w_k - sum over j <= k of Lambda_j^k grad R(w_j), every Lambda_j^k diagonal and free."""
     deepest = max(depths)

@@ -17,14 +17,13 @@ from lfom.experiments.drawn import Drawn
 from lfom.experiments.fixed_batches import ROUNDING
 from lfom.experiments.gates import adaptation_prompts, fit_gates, on_adaptation_prompts
 from lfom.experiments.ridge import best_penalty, ridges, take_ridges
-from lfom.experiments.rows import by_depth, flatten, published_rows, score_rows, take_runs
+from lfom.experiments.rows import Row, by_depth, flatten, published_rows, score_rows, take_runs
 from lfom.experiments.shifted import BEST_RIDGE, OWN_GATES, UNADAPTED, OnShifts, draw
 from lfom.experiments.statistics import Claims, written
 from lfom.experiments.workbench import CONTEXT, DEPTHS, Outcome, Workbench, kept, keys
 from lfom.methods.classical import conjugate_gradient
 from lfom.methods.memformer import mixture
 from lfom.prompts.distributions import GaussianMixture
-from lfom.report.results import Row
 from lfom.training import LeastSquares, Score, evaluate, fit
 
 MEANS, VARIANCES, WEIGHTS = (2.5, 0.0, -1.0), (0.5, 1.0, 2.0), (0.2, 0.3, 0.5)

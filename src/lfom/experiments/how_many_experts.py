@@ -14,14 +14,13 @@ from lfom.adaptation.per_prompt import STEPS, context_question
 from lfom.core.runs import stack
 from lfom.core.unroll import losses
 from lfom.experiments import shifted
-from lfom.experiments.rows import run_rows
+from lfom.experiments.rows import Row, run_rows
 from lfom.experiments.shifted import DEPTH, HIGHEST, LOWEST
 from lfom.experiments.statistics import Claims, under, written
 from lfom.experiments.workbench import CONTEXT, Outcome, Workbench, keys
 from lfom.methods.classical import conjugate_gradient
 from lfom.prompts.distributions import LinearRegression
 from lfom.prompts.shifts import RandomScale
-from lfom.report.results import Row
 from lfom.training import PerRun, evaluate
 
 TITLE = "How many experts"

@@ -8,12 +8,11 @@ import numpy as np
 
 from lfom.core.runs import concatenate
 from lfom.experiments.gates import adaptation_prompts, fit_gates, on_adaptation_prompts, repeat_runs
-from lfom.experiments.rows import by_depth, published_rows, score_rows, take_runs
+from lfom.experiments.rows import Row, by_depth, published_rows, score_rows, take_runs
 from lfom.experiments.shifted import DEPTH, EXPERTS, PLACES, base_model, on_shifts, scaled
 from lfom.experiments.statistics import Claims, below, compare, near
 from lfom.experiments.workbench import DEPTHS, Outcome, Workbench, keys
 from lfom.methods.classical import conjugate_gradient
-from lfom.report.results import Row
 from lfom.training import Score, evaluate
 
 TITLE = "Mixture of experts on unseen variances"

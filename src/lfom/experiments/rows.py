@@ -38,15 +38,10 @@ def score_rows(curve: str, training: str, scores: dict[int, Score], scored_on: s
     """One row per depth and run."""
     rows = []
     for x, score in scores.items():
-        for run, (value, error) in enumerate(
-            zip(score.log_mean[:, -1], score.log_stderr[:, -1], strict=True)
-        ):
-            stderr = (
-                float(error) if math.isfinite(error) else None
-            )  # squared losses of a diverged model overflow
-            rows.append(
-                Row(curve, training, x, float(value), run, "log_loss", stderr, score.prompts, scored_on)
-            )
+        for run, value in enumerate(score.log_mean[:, -1].tolist()):
+            error = float(score.log_stderr[run, -1])
+            stderr = error if math.isfinite(error) else None  # a diverged model's squared losses overflow
+            rows.append(Row(curve, training, x, value, run, "log_loss", stderr, score.prompts, scored_on))
     return rows
 
 
@@ -73,19 +68,11 @@ def _published() -> list[dict[str, str]]:
 
 def published_rows(experiment: str) -> list[Row]:
     """The authors' published values of a figure."""
-    return [
-        Row(
-            r["curve"],
-            "published",
-            float(r["x"]),
-            float(r["value"]),
-            None,
-            r["measure"],
-            scored_on=r["scored_on"],
-        )
-        for r in _published()
-        if r["experiment"] == experiment
-    ]
+    rows = []
+    for r in (r for r in _published() if r["experiment"] == experiment):
+        x, value, on = float(r["x"]), float(r["value"]), r["scored_on"]
+        rows.append(Row(r["curve"], "published", x, value, None, r["measure"], scored_on=on))
+    return rows
 
 
 def flatten(parts: Iterable[list[Row]]) -> list[Row]:

@@ -73,15 +73,13 @@ def shifted_data(bench: Workbench) -> PerRun:
     keys = jax.random.split(bench.stream("turn"), bench.runs)
     for family, x in PLACES:
         data: Any = base
-        if family == "variance":
-            data = bench.data(variance=x).stacked
+        if family in ("variance", "noise"):
+            data = bench.data(**{family: x}).stacked
         elif family == "angle":
             turned = jax.vmap(lambda key, U, x=x: U @ turn(key, U.shape[0], x))(keys, base.rotation)
             data = eqx.tree_at(lambda d: d.rotation, base, turned)
         elif family == "power":
             data = eqx.tree_at(lambda d: d.spectrum, base, base.spectrum**x)
-        elif family == "noise":
-            data = bench.data(noise=x).stacked
         length, degrees = x if family == "length" else None, x if family == "degrees" else jnp.inf
         parts.append(drawn(data, length=length, degrees=degrees, most=MOST))
     return PerRun(concatenate(parts))
@@ -174,9 +172,8 @@ def relative(score: Score) -> np.ndarray:
 
 def gate_settings(many: PerRun, data: PerRun, keys: Any, lengths: Sequence[int]) -> dict[str, PerRun]:
     """Mixtures with their gates as they are, and fitted without and with labels."""
-    return {UNADAPTED: many} | adapted_gates(
-        dict.fromkeys((LABEL_FREE, WITH_LABELS), many), data, keys, lengths
-    )
+    start = dict.fromkeys((LABEL_FREE, WITH_LABELS), many)
+    return {UNADAPTED: many} | adapted_gates(start, data, keys, lengths)
 
 
 @kept

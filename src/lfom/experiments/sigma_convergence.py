@@ -6,11 +6,10 @@ import jax
 import numpy as np
 
 from lfom.core.parameters import at_layer
-from lfom.experiments.rows import flatten, run_rows
+from lfom.experiments.rows import Row, flatten, run_rows
 from lfom.experiments.statistics import Claims, distance_to_identity, mean_error
 from lfom.experiments.workbench import Outcome, Workbench
 from lfom.methods.memformer import linear_transformer
-from lfom.report.results import Row
 from lfom.training import Adam, State, fit
 from lfom.training.parameters import from_vector, vector_of
 

@@ -16,7 +16,7 @@ from jax import Array
 from lfom.core.runs import PerRun, fingerprint
 from lfom.core.threads import in_threads
 from lfom.experiments.rows import Curves, by_depth
-from lfom.limits.optimum import exact_optimum, sampled_optima
+from lfom.limits.optimum import exact_optimum
 from lfom.methods import classical
 from lfom.methods.memformer import memformer
 from lfom.prompts.distributions import PUBLISHED_SPECTRUM, Distribution, LinearRegression, haar_rotation
@@ -232,11 +232,6 @@ class Workbench:
         """CGD that knows the inverse covariance of each run."""
         inverses = [np.linalg.inv(one.covariance) for one in data.each()]
         return PerRun([classical.conjugate_gradient(steps, (A + A.T) / 2) for A in inverses])
-
-    def plain_optimum(self, data: PerRun, depths: Sequence[int] = DEPTHS) -> dict[int, Any]:
-        """The exact optimum without preconditioner: the same for all rotations."""
-        make = functools.partial(sampled_optima, data[0], depths, self.stream("optimum"), prompts=400_000)
-        return self.keep(("plain optimum", fingerprint(data), tuple(depths)), make)
 
 
 P, T = ParamSpec("P"), TypeVar("T")

@@ -52,6 +52,12 @@ class Series:
         return self.scored_on != "fresh"
 
     @property
+    def end(self) -> float:
+        """The value at the right edge."""
+        last = self.points[-1].mean
+        return -math.inf if last is None else last
+
+    @property
     def banded(self) -> bool:
         return any(point.spread is not None for point in self.points)
 
