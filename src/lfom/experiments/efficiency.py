@@ -33,18 +33,20 @@ D = 5
 LEARNED = ("Linear Transformer", "Memformer", "Conjugate register", "Linear Transformer, GD++")
 
 
+PRODUCT = 2 * D * D  # operations of one product with a matrix
+OPERATIONS = {  # of one layer or step
+    "CGD": PRODUCT + 10 * D,
+    "Preconditioned CGD": 2 * PRODUCT + 10 * D,
+    "Conjugate register": 2 * PRODUCT + 10 * D,
+    "Linear Transformer, GD++": 5 * 2 * D**3 + 4 * PRODUCT,
+    "Momentum GD, tuned": PRODUCT + 4 * D,
+}
+
+
 def operations(curve: str, depth: int) -> float:
     """Floating-point operations per prompt after the Gram matrix (multiplications and additions)."""
-    product = 2 * D * D
-    if curve == "CGD":
-        return depth * (product + 10 * D)
-    if curve == "Preconditioned CGD" or curve == "Conjugate register":
-        return depth * (2 * product + 10 * D)
-    if "GD++" in curve:
-        return depth * (5 * 2 * D**3 + 4 * product)
-    if curve == "Momentum GD, tuned":
-        return depth * (product + 4 * D)
-    return depth * (2 * product + 2 * D * (depth + 1) / 2)  # a full A, and a bank
+    with_bank = 2 * PRODUCT + 2 * D * (depth + 1) / 2  # a full A, and a bank
+    return depth * OPERATIONS.get(curve, with_bank)
 
 
 def measured(method: Any, quadratics: Any) -> float:

@@ -10,8 +10,8 @@ from lfom.core.preconditioners import Full
 from lfom.core.readers import Gradient, Heads
 from lfom.experiments.rows import Row, by_depth, curve_rows, flatten, run_rows, score_rows
 from lfom.experiments.statistics import Claims, below, compare, difference, lower, under, written
-from lfom.experiments.workbench import CONTEXT, DEPTHS, MODELS, Outcome, Workbench, kept, keys, rotations
-from lfom.methods.memformer import memformer, mixture
+from lfom.experiments.workbench import CONTEXT, DEPTHS, Outcome, Workbench, kept, keys, rotations
+from lfom.methods.memformer import mixture
 from lfom.prompts.distributions import PUBLISHED_SPECTRUM, GaussianMixture
 from lfom.training import Adam, Fit, PerRun, Score, fit
 
@@ -135,11 +135,11 @@ def varying_data(bench: Workbench) -> PerRun:
 def varying_fit(bench: Workbench, name: str) -> Fit:
     """One head, five into one memory, or five with their own, on a mixture of covariances."""
     bench.say(f"training {name} (varying covariance)")
-    options: dict[str, Any] = {**MODELS[MODEL], "covariates": True}
     seeds = jax.random.split(jax.random.fold_in(bench.key, 17), HEADS)
     if name == VARYING[2]:
-        model: Any = mixture([memformer(5, 2, key=seed, **options) for seed in seeds])
+        model: Any = mixture([bench.model(MODEL, 5, 2, key=seed, covariates=True) for seed in seeds])
     else:
-        model = memformer(5, 2, heads=1 if name == VARYING[0] else HEADS, key=seeds[0], **options)
+        heads = 1 if name == VARYING[0] else HEADS
+        model = bench.model(MODEL, 5, 2, heads=heads, key=seeds[0], covariates=True)
     adam = Adam(steps=bench.preset.adam_steps, resample=20)
     return fit(model, varying_data(bench), key=bench.stream("train varying"), optimiser=adam)

@@ -55,5 +55,6 @@ def on_adaptation_prompts(found: Fit, prompts: Quadratic) -> dict[int, Score]:
     )["gated"]
 
 
-def repeat_runs(found: Fit, times: int) -> Fit:
-    return dataclasses.replace(found, vectors=np.concatenate([found.vectors] * times))
+def together(fits: Sequence[Fit]) -> Fit:
+    """All runs of these, one fit after the other."""
+    return dataclasses.replace(fits[0], vectors=np.concatenate([one.vectors for one in fits]))

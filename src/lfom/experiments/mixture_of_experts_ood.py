@@ -4,10 +4,8 @@ import dataclasses
 import math
 from typing import Any
 
-import numpy as np
-
 from lfom.core.runs import concatenate
-from lfom.experiments.gates import adaptation_prompts, fit_gates, on_adaptation_prompts, repeat_runs
+from lfom.experiments.gates import adaptation_prompts, fit_gates, on_adaptation_prompts, together
 from lfom.experiments.rows import Row, by_depth, published_rows, score_rows, take_runs
 from lfom.experiments.shifted import DEPTH, EXPERTS, PLACES, base_model, on_shifts, scaled
 from lfom.experiments.statistics import Claims, below, compare, near
@@ -48,9 +46,8 @@ def on_variances(bench: Workbench) -> ByVariance:
     """Gates fitted on every variance; they (also on the prompts that they were fitted to), each expert alone,
     the expert of the variance itself ("ideal") and CGD scored."""
     trained = base_model(bench)
-    experts = {v: repeat_runs(scaled(trained, v), len(ALL_VARIANCES)) for v in EXPERTS}
-    of_each = np.concatenate([scaled(trained, v).vectors for v in ALL_VARIANCES])
-    ideal = dataclasses.replace(trained, vectors=of_each)
+    experts = {v: together([scaled(trained, v)] * len(ALL_VARIANCES)) for v in EXPERTS}
+    ideal = together([scaled(trained, v) for v in ALL_VARIANCES])
     data = concatenate([bench.data(variance=v, weight_variance=v * v) for v in ALL_VARIANCES])
     bench.say("fitting gates (variances)")
     prompts = adaptation_prompts(data, bench.stream("adapt", "variances"))

@@ -127,8 +127,8 @@ class Workbench:
         return self.keep(("data", spectrum, *sorted(options.items())), make)
 
     def model(self, curve: str, d: int = 5, depth: int = max(DEPTHS), **options: Any) -> Any:
-        """The model of a curve before training."""
-        return memformer(d, depth, key=jax.random.fold_in(self.key, 11), **MODELS[curve], **options)
+        """The model of a curve before training; options: more of memformer()."""
+        return memformer(d, depth, **{"key": jax.random.fold_in(self.key, 11), **MODELS[curve], **options})
 
     def trained(
         self, curve: str, training: str, data: PerRun, depths: Sequence[int] = DEPTHS, label: str = "main"
