@@ -21,7 +21,7 @@ from lfom.experiments import EXPERIMENTS, adaptation_shifts, how_many_experts, w
 from lfom.experiments.adaptation_shifts import BUDGETS, claims
 from lfom.experiments.drawn import Drawn, Rescaled, drawn
 from lfom.experiments.fixed_batches import asked
-from lfom.experiments.gaussian_mixture_five import component
+from lfom.experiments.gaussian_mixture import component
 from lfom.experiments.how_many_experts import NUMBERS, products, union_optimum, variances
 from lfom.experiments.ridge import Ridge, best_penalty
 from lfom.experiments.shifted import (
@@ -239,7 +239,6 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Workbench:
     files = [
         "gates",
         "gaussian_mixture",
-        "gaussian_mixture_five",
         "shifted",
         "workbench",
         *EXPERIMENTS.values(),

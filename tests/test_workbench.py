@@ -43,7 +43,7 @@ def trained(bench: Workbench, label: str, training: str = "paper", depth: int = 
 
 
 def tuned(bench: Workbench, label: str) -> np.ndarray:
-    table = bench.baselines(data(bench, label), (1,), label)
+    table = bench.curves((), data(bench, label), (1,), label)
     return np.stack([scores[1].mean[:, -1] for scores in table.values()])
 
 
@@ -75,11 +75,11 @@ def test_baselines_are_the_methods_that_they_are_called(bench: Any) -> None:
             f"Momentum GD|{depth}": momentum(8 * eta_m, beta_m, depth),
             f"exact optimum|{depth}": PerRun([with_preconditioner(best, jnp.asarray(A)) for A in inverse]),
         }
-    found = shared.baselines(wide, depths, "wide")
+    found = shared.curves((), wide, depths, "wide")
     wanted = shared.scores({f"by hand|{name}": m for name, m in by_hand.items()}, wide, "wide")
     for name, score in wanted.items():
         _, curve, depth = name.split("|")
-        ours = found[curve][int(depth)]
+        ours = found[curve, "none"][int(depth)]
         np.testing.assert_allclose(ours.mean[:, -1], score.mean[:, -1], rtol=1e-3, atol=1e-9, err_msg=name)
         np.testing.assert_allclose(
             ours.stderr[:, -1], score.stderr[:, -1], rtol=1e-2, atol=1e-9, err_msg=name

@@ -8,31 +8,20 @@ import numpy as np
 from lfom.adaptation.per_prompt import context_question, gates_for, with_gates
 from lfom.core.runs import take
 from lfom.core.unroll import losses
+from lfom.experiments import shifted
 from lfom.experiments.drawn import drawn_once
+from lfom.experiments.rows import Row, flatten, run_rows
 from lfom.experiments.shifted import (
-    CLASSICAL,
-    EXPERTS,
     FOUR_STEPS,
-    HIGHEST,
     LABEL_FREE,
-    LENGTHS,
-    LOWEST,
     OWN_GATES,
     PLACES,
     UNADAPTED,
-    UNSHIFTED,
     WITH_LABELS,
     OnShifts,
-    adapted_gates,
-    experts_of,
-    on_shifts,
-    repeated,
-    shifted_data,
-    single_models,
 )
-from lfom.experiments.statistics import verdict
-from lfom.experiments.workbench import Outcome, Workbench
-from lfom.report.results import Claim, Row
+from lfom.experiments.statistics import Claims, under, written
+from lfom.experiments.workbench import Outcome, Workbench, keys
 from lfom.training import PerRun
 
 TITLE = "Out of distribution: adaptation, and what makes it unnecessary"
@@ -69,28 +58,23 @@ X_LABEL = {
 Y_LABEL = dict.fromkeys(X_LABEL, Y)
 X_SCALE = dict.fromkeys(X_LABEL, "linear") | {"variance": "log"}
 MAIN = (UNADAPTED, LABEL_FREE, OWN_GATES, "union", "normalised", "conjugate register")
+INSTEAD = {  # of experts, in words
+    "normalised": "one normalised model",
+    "conjugate register": "the conjugate register, which adapts two numbers per layer by itself,",
+    "union": "one model trained on the union of variances",
+}
 BUDGETS, BUDGET_PLACES = (0, 1, 2, 4, 8), (("variance", 16.0), ("angle", 1.5))
 
 
 def run(bench: Workbench) -> Outcome:
     if "converged" not in bench.trainings:
         return Outcome([], [])
-    found, budget = on_shifts(bench), against_budget(bench)
-    main = [f"{name}|converged" for name in MAIN] + [f"{row.curve}|converged" for row in budget]
-    change = normalised_change(bench)
-    return Outcome(rows_of(found) + budget, claims(found, change), list(dict.fromkeys(main)))
-
-
-def rows_of(found: OnShifts) -> list[Row]:
-    plain = PLACES.index(("variance", 1.0))
+    found, budget = shifted.on_shifts(bench), against_budget(bench)
     points = [(at, *place) for at, place in enumerate(PLACES)]
-    points += [(plain, family, x) for family, x in UNSHIFTED.items()]
-    return [
-        Row(name, "none" if name in CLASSICAL else "converged", x, float(v), r, family, prompts=found.prompts)
-        for name, values in found.table.items()
-        for at, family, x in points
-        for r, v in enumerate(values[at])
-    ]
+    points += [(PLACES.index(("variance", 1.0)), family, x) for family, x in shifted.UNSHIFTED.items()]
+    main = keys((name, "converged") for name in (*MAIN, *(row.curve for row in budget)))
+    change = normalised_change(bench)
+    return Outcome(found.rows(points) + budget, claims(found, change), list(dict.fromkeys(main)))
 
 
 @eqx.filter_jit
@@ -119,118 +103,81 @@ def against_budget(bench: Workbench) -> list[Row]:
     runs, count = bench.runs, bench.preset.prompts // 50
     places = [PLACES.index(place) for place in BUDGET_PLACES]
     index = np.concatenate([np.arange(at * runs, (at + 1) * runs) for at in places])
-    data = PerRun(take(shifted_data(bench).stacked, index))
-    many = repeated(experts_of(bench, EXPERTS), len(places))
-    adapt_keys, keys = (
+    data = PerRun(take(shifted.shifted_data(bench).stacked, index))
+    many = shifted.repeated(shifted.experts_of(bench, shifted.EXPERTS), len(places))
+    adapt_keys, score_keys = (
         jax.random.split(bench.stream(name, "budget"), len(index)) for name in ("adapt", "score")
     )
-    lengths = [LENGTHS[at] for at in places]
+    lengths = [shifted.LENGTHS[at] for at in places]
     bench.say("adapting gates with several budgets")
     found: dict[tuple[str, int], np.ndarray] = {}
     models, spent = {WITH_LABELS: many, LABEL_FREE: many}, 0
     for steps in BUDGETS:
-        found[OWN_GATES, steps] = relative_losses(many, data, keys, steps, count)
+        found[OWN_GATES, steps] = relative_losses(many, data, score_keys, steps, count)
         if steps:  # a fit goes on where it stopped
-            models = adapted_gates(models, data, adapt_keys, lengths, steps - spent)
+            models = shifted.adapted_gates(models, data, adapt_keys, lengths, steps - spent)
             spent = steps
         for name, model in models.items():
-            found[name, steps] = relative_losses(model, data, keys, None, count)
-    return [
-        Row(f"{name}, {family} {x:g}", "converged", steps, float(v), r, "budget", prompts=count)
+            found[name, steps] = relative_losses(model, data, score_keys, None, count)
+    return flatten(
+        run_rows(f"{name}, {family} {x:g}", "converged", steps, each, "budget", prompts=count)
         for (name, steps), values in found.items()
         for (family, x), each in zip(BUDGET_PLACES, values.reshape(-1, runs), strict=True)
-        for r, v in enumerate(each)
-    ]
+    )
 
 
 def normalised_change(bench: Workbench) -> float:
     """The largest change of the relative log loss (mean over runs) of the normalised model between the
     variances, on prompts drawn with the same random numbers."""
-    model, keys = single_models(bench)["normalised"], jax.random.split(bench.stream("normalised"), bench.runs)
-    found = [
-        relative_losses(model, bench.data(variance=v), keys, None, bench.preset.prompts // 50).mean()
-        for v in (LOWEST, 1.0, HIGHEST)
-    ]
+    model, drawn_with = shifted.single_models(bench)["normalised"], bench.stream("normalised")
+    each, count = jax.random.split(drawn_with, bench.runs), bench.preset.prompts // 50
+    variances = (shifted.LOWEST, 1.0, shifted.HIGHEST)
+    found = [relative_losses(model, bench.data(variance=v), each, None, count).mean() for v in variances]
     return float(np.ptp(found))
 
 
-def mean_and_error(values: np.ndarray) -> tuple[float, float]:
-    error = values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else 0.0
-    return float(values.mean()), float(error)
+def claims(found: OnShifts, change: float) -> Claims:
+    table, made = found.table, Claims("4.2")
+    places = [f"{family} {x:g}" for family, x in PLACES]
 
+    def minus(ours: str, theirs: str) -> np.ndarray:
+        return table[ours] - table[theirs]  # (places, runs)
 
-def text(values: np.ndarray) -> str:
-    mean, error = mean_and_error(values)
-    return f"{mean:+.2f} ± {error:.2f}"
-
-
-def lower(ours: np.ndarray, theirs: np.ndarray) -> bool:
-    """Beyond two standard errors over the runs."""
-    mean, error = mean_and_error(ours - theirs)
-    return mean + 2 * error < 0
-
-
-def claims(found: OnShifts, change: float) -> list[Claim]:
-    table = found.table
-    places = [(at, f"{family} {x:g}") for at, (family, x) in enumerate(PLACES)]
-    gaps = {at: (table[UNADAPTED][at] - table[WITH_LABELS][at]).mean() for at, _ in places}
-    wide = [(at, name) for at, name in places if gaps[at] > 0.2]
-    closed = {at: (table[UNADAPTED][at] - table[LABEL_FREE][at]).mean() / gaps[at] for at, _ in wide}
-    flat = np.ptp(
-        table["normalised"][[at for at, (f, _) in enumerate(PLACES) if f == "variance"]].mean(axis=1)
+    gaps = minus(UNADAPTED, WITH_LABELS).mean(axis=1)
+    wide = [at for at, gap in enumerate(gaps) if gap > 0.2]
+    closed = {at: minus(UNADAPTED, LABEL_FREE)[at].mean() / gaps[at] for at in wide}
+    made.test(
+        "label-free-closes-the-gap",
+        "Ours: gates fitted without any label do as well as with labels.",
+        "share of the gap between unadapted and labelled gates that label-free ones close, at least 90 % wherever the gap exceeds 0.2",
+        (share >= 0.9 for share in closed.values()),
+        "; ".join(f"{places[at]}: {100 * share:.0f} % of {gaps[at]:.2f}" for at, share in closed.items()),
     )
-    fair = "relative log loss on the same fresh prompts lower by two standard errors over runs, per shift"
-
-    def instead(name: str, id: str, claim: str) -> Claim:
-        won = [lower(table[name][at], table[OWN_GATES][at]) for at, _ in places]
-        evidence = "; ".join(f"{p}: {text(table[name][at] - table[OWN_GATES][at])}" for at, p in places)
-        return Claim(id, claim, "4.2", fair, verdict(*won), evidence)
-
-    wins, rivals = [], []
-    for at, place in places:
-        best = min(FOUR_STEPS, key=lambda name: table[name][at].mean())
-        wins.append(lower(table[OWN_GATES][at], table[best][at]))
-        rivals.append(f"{place}: {text(table[OWN_GATES][at] - table[best][at])} against {best}")
-    return [
-        Claim(
-            "label-free-closes-the-gap",
-            "Ours: gates fitted without any label do as well as with labels.",
-            "4.2",
-            "share of the gap between unadapted and labelled gates that label-free ones close, at least 90 % "
-            "wherever the gap exceeds 0.2",
-            verdict(*(closed[at] >= 0.9 for at, _ in wide)),
-            "; ".join(f"{name}: {100 * closed[at]:.0f} % of {gaps[at]:.2f}" for at, name in wide),
-        ),
-        Claim(
-            "normalisation-makes-variance-no-shift",
-            "Ours: dividing each prompt by a scale of its own makes a shift of variance no shift.",
-            "4.2",
-            "relative log loss (mean over runs) changes by at most 0.05 from variance 0.25 to 16, on prompts from "
-            "the same random numbers",
-            verdict(change <= 0.05),
-            f"largest change {change:.1e}; on prompts drawn for each variance by itself {flat:.3f}",
-        ),
-        instead(
-            "normalised",
-            "normalisation-makes-experts-unnecessary",
-            "Ours: one normalised model does better than three experts with gates per prompt.",
-        ),
-        instead(
-            "conjugate register",
-            "conjugate-register-makes-experts-unnecessary",
-            "Ours: the conjugate register, which adapts two numbers per layer by itself, does better than three "
-            "experts with gates per prompt.",
-        ),
-        instead("union", "union-makes-experts-unnecessary",
-                "Ours: one model trained on the union of variances does better than three experts with gates per "
-                "prompt."),
-        Claim(
-            "experts-still-win",
-            "Ours: experts with gates per prompt do better than every other method of four steps.",
-            "4.2",
-            "relative log loss on the same fresh prompts lower by two standard errors over runs than the best of "
-            + ", ".join(FOUR_STEPS) + ", per shift",
-            verdict(*wins),
-            "; ".join(rivals),
-        ),
-    ]  # fmt: skip
+    flat = np.ptp(table["normalised"][[family == "variance" for family, _ in PLACES]].mean(axis=1))
+    made.test(
+        "normalisation-makes-variance-no-shift",
+        "Ours: dividing each prompt by a scale of its own makes a shift of variance no shift.",
+        "relative log loss (mean over runs) changes by at most 0.05 from variance 0.25 to 16, on prompts from the same random numbers",
+        change <= 0.05,
+        f"largest change {change:.1e}; on prompts drawn for each variance by itself {flat:.3f}",
+    )
+    for name, words in INSTEAD.items():
+        differences = minus(name, OWN_GATES)
+        made.test(
+            f"{name.replace(' ', '-').replace('normalised', 'normalisation')}-makes-experts-unnecessary",
+            f"Ours: {words} does better than three experts with gates per prompt.",
+            "relative log loss on the same fresh prompts lower by two standard errors over runs, per shift",
+            map(under, differences),
+            "; ".join(f"{p}: {written(v, '+.2f')}" for p, v in zip(places, differences, strict=True)),
+        )
+    best = [min(FOUR_STEPS, key=lambda name: table[name][at].mean()) for at in range(len(places))]
+    ahead = [table[OWN_GATES][at] - table[rival][at] for at, rival in enumerate(best)]
+    against = zip(places, ahead, best, strict=True)
+    made.test(
+        "experts-still-win",
+        "Ours: experts with gates per prompt do better than every other method of four steps.",
+        f"relative log loss on the same fresh prompts lower by two standard errors over runs than the best of {', '.join(FOUR_STEPS)}, per shift",
+        map(under, ahead),
+        "; ".join(f"{place}: {written(v, '+.2f')} against {rival}" for place, v, rival in against),
+    )
+    return made

@@ -2,21 +2,20 @@
 
 import numpy as np
 
-from lfom.experiments.statistics import verdict
-from lfom.report.results import Claim
+from lfom.experiments.statistics import Finding
 
 
 def adagrad(X: np.ndarray, y: np.ndarray, steps: int, eta: float = 0.5) -> np.ndarray:
-    w, total = np.zeros(X.shape[1]), np.zeros(X.shape[1])
+    w = total = np.zeros(X.shape[1])
     for _ in range(steps):
         g = X.T @ (X @ w - y) / len(y)
-        total += g**2
+        total = total + g**2
         w = w - eta * g / (np.sqrt(total) + 1e-12)
     return w
 
 
 def adam(X: np.ndarray, y: np.ndarray, steps: int, eta: float = 0.3) -> np.ndarray:
-    w, m, v = np.zeros(X.shape[1]), np.zeros(X.shape[1]), np.zeros(X.shape[1])
+    w = m = v = np.zeros(X.shape[1])
     for k in range(1, steps + 1):
         g = X.T @ (X @ w - y) / len(y)
         m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
@@ -24,7 +23,7 @@ def adam(X: np.ndarray, y: np.ndarray, steps: int, eta: float = 0.3) -> np.ndarr
     return w
 
 
-def claim(seed: int = 0) -> Claim:
+def nonlinearity(seed: int = 0) -> Finding:
     """A method with fixed coefficients is linear in the labels on a quadratic; measure how far
     doubling the labels is from doubling the answer."""
     rng = np.random.default_rng(seed)
@@ -34,16 +33,12 @@ def claim(seed: int = 0) -> Claim:
         for name, method in (("AdaGrad", adagrad), ("Adam", adam)):
             once, twice = method(X, X @ w, 4), method(X, 2 * X @ w, 4)
             errors[name].append(float(np.linalg.norm(twice - 2 * once) / np.linalg.norm(2 * once)))
-    smallest = {name: min(values) for name, values in errors.items()}
-    return Claim(
-        "lfoms-include-adagrad-adam",
-        "LFOMs with fixed coefficients include AdaGrad and Adam.",
-        "1",
+    return Finding(
         "fixed coefficients make the answer linear in the labels on least squares: doubling the labels must "
         "double the answer (relative error below 1e-6 on every one of 100 problems)",
-        verdict(*(value < 1e-6 for value in smallest.values())),
+        [min(each) < 1e-6 for each in errors.values()],
         "; ".join(
-            f"{name}: relative error {np.mean(errors[name]):.2f} on average, {smallest[name]:.2f} at least"
-            for name in errors
+            f"{name}: relative error {np.mean(each):.2f} on average, {min(each):.2f} at least"
+            for name, each in errors.items()
         ),
     )

@@ -1,11 +1,8 @@
 """Section 3.4 on fresh prompts: how many training prompts until shared parameters keep up with CGD."""
 
-from lfom.experiments.fixed_batches import by_size, lower_in_all_runs
-from lfom.experiments.rows import score_rows
-from lfom.experiments.small_batches import LARGE, SMALL, memformers
-from lfom.experiments.statistics import gap, near, verdict
-from lfom.experiments.workbench import DEPTHS, Outcome, Workbench
-from lfom.report.results import Claim, Row
+from lfom.experiments.fixed_batches import LARGE, SMALL, both_rows, memformers
+from lfom.experiments.statistics import Claims, compare, lower_in_all_runs, near
+from lfom.experiments.workbench import DEPTHS, Outcome, Workbench, keys
 
 TITLE = "Batch size sweep"
 SECTION = "3.4 and 5"
@@ -24,46 +21,31 @@ DEPTH = 4
 
 
 def run(bench: Workbench) -> Outcome:
-    rows: list[Row] = []
-    claims = []
+    rows, claims = [], Claims("3.4")
     for training in bench.trainings:
-        parts = [memformers(bench, training, SMALL, DEPTHS)]
+        own, fresh, cgd, cgd_fresh, _ = memformers(bench, training, SMALL, DEPTHS).at_depth(DEPTH)
         if training == "converged":
-            parts.append(memformers(bench, training, LARGE, (DEPTH,)))
-        own, fresh, cgd, cgd_fresh = (
-            by_size({at: score for part in parts for at, score in getattr(part, name).items()}, DEPTH)
-            for name in ("training", "fresh", "cgd_training", "cgd_fresh")
-        )
-        sizes = list(own)
-        rows += score_rows("Memformer", training, own, "training prompts")
-        rows += score_rows("Memformer", training, fresh)
+            more = memformers(bench, training, LARGE, (DEPTH,)).at_depth(DEPTH)
+            own, fresh, cgd, cgd_fresh = own | more[0], fresh | more[1], cgd | more[2], cgd_fresh | more[3]
+        rows += both_rows("Memformer", training, own, fresh)
         if training == bench.trainings[-1]:
-            rows += score_rows("CGD", "none", cgd, "training prompts") + score_rows("CGD", "none", cgd_fresh)
-        beaten = [size for size in sizes if lower_in_all_runs(own[size], cgd[size])]
-        kept_up = [size for size in sizes if near(fresh[size], cgd_fresh[size], 0)]
-        differences = {size: gap(fresh[size], cgd_fresh[size]) for size in sizes}
-        listed = "; ".join(f"B={size}: {m:+.3f} ± {e:.3f}" for size, (m, e) in differences.items())
-        first = f"from B = {min(kept_up)} on" if kept_up else f"for no B up to {max(sizes)}"
-        claims += [
-            Claim(
-                f"batch-sweep-training-prompts-{training}",
-                f"Shared parameters trained on up to {max(sizes)} prompts ({training} training) beat CGD on these "
-                "same prompts.",
-                "3.4",
-                "depth 4: loss on the training prompts below CGD's in every run, per size",
-                verdict(*(size in beaten for size in sizes)),
-                f"below CGD for B in {beaten}; log loss "
-                + "; ".join(f"B={size}: {own[size].log_loss:.3f}" for size in sizes),
-            ),
-            Claim(
-                f"batch-sweep-fresh-prompts-{training}",
-                f"Trained on a small batch ({training} training), shared parameters also keep up with CGD on "
-                "fresh prompts.",
-                "3.4",
-                "depth 4: log loss on the same fresh prompts not above CGD's by more than two standard "
-                "errors, per size",
-                verdict(*(size in kept_up for size in sizes)),
-                f"keeps up with CGD {first}; difference {listed}",
-            ),
-        ]
-    return Outcome(rows, claims, [*(f"Memformer|{training}" for training in bench.trainings), "CGD|none"])
+            rows += both_rows("CGD", "none", cgd, cgd_fresh)
+        beaten = [size for size in own if lower_in_all_runs(own[size], cgd[size])]
+        kept_up = [size for size in own if near(fresh[size], cgd_fresh[size], 0)]
+        first = f"from B = {min(kept_up)} on" if kept_up else f"for no B up to {max(own)}"
+        losses = "; ".join(f"B={size}: {score.log_loss:.3f}" for size, score in own.items())
+        claims.test(
+            f"batch-sweep-training-prompts-{training}",
+            f"Shared parameters trained on up to {max(own)} prompts ({training} training) beat CGD on these same prompts.",
+            "depth 4: loss on the training prompts below CGD's in every run, per size",
+            (size in beaten for size in own),
+            f"below CGD for B in {beaten}; log loss {losses}",
+        )
+        claims.test(
+            f"batch-sweep-fresh-prompts-{training}",
+            f"Trained on a small batch ({training} training), shared parameters also keep up with CGD on fresh prompts.",
+            "depth 4: log loss on the same fresh prompts not above CGD's by more than two standard errors, per size",
+            (size in kept_up for size in own),
+            f"keeps up with CGD {first}; difference {compare(fresh, cgd_fresh, 'B')}",
+        )
+    return Outcome(rows, claims, [*keys(bench.pairs("Memformer")), "CGD|none"])

@@ -1,9 +1,8 @@
 """Figure cg_with_preconditioning: the CGD-like Memformer with full matrices."""
 
-from lfom.experiments.rows import baseline_rows, flatten, published_rows, score_rows
-from lfom.experiments.statistics import below, compare, near, values, verdict
-from lfom.experiments.workbench import Outcome, Workbench
-from lfom.report.results import Claim
+from lfom.experiments.rows import curve_rows
+from lfom.experiments.statistics import Claims, at_most, compare, lower, values
+from lfom.experiments.workbench import Outcome, Workbench, keys
 
 TITLE = "CGD-like Memformer with preconditioner"
 SECTION = "3.3, Figure cg_with_preconditioning"
@@ -12,48 +11,32 @@ SHOWS = (
     "conjugate register: conjugate gradients with a preconditioner that was learned through them."
 )
 TRAINED = "Register with full A. paper: Adam; converged: least squares. Scored on fresh prompts."
+CURVES = {"Memformer": "Memformer, register", "Linear Transformer": "Linear Transformer"}
+LEARNED = ("Conjugate register", "converged")
 
 
 def run(bench: Workbench) -> Outcome:
-    data = bench.data()
-    names = {"Memformer": "Memformer, register", "Linear Transformer": "Linear Transformer"}
-    wanted = [(name, training) for training in bench.trainings for name in names.values()]
+    wanted = [(c, t) for c in CURVES for t in bench.trainings]
     if "converged" in bench.trainings:
-        wanted.append(("Conjugate register", "converged"))
-    scores = bench.all_scores(wanted, data)
-    found = {(c, t): scores[names[c], t] for c in names for t in bench.trainings}
-    if "converged" in bench.trainings:
-        found["Conjugate register", "converged"] = scores["Conjugate register", "converged"]
-    table = bench.baselines(data)
-    rows = baseline_rows(table) + published_rows("cg_with_preconditioning")
-    rows += flatten(score_rows(curve, training, scores) for (curve, training), scores in found.items())
-    claims = []
+        wanted.append(LEARNED)
+    found = bench.curves(wanted, bench.data(), models=CURVES)
+    claims = Claims("3.3")
     for training in bench.trainings:
-        ours, cgd = found["Memformer", training], table["CGD"]
-        beaten = [d for d in ours if below(ours[d], cgd[d])]
-        claims.append(
-            Claim(
-                f"preconditioned-register-beats-cgd-{training}",
-                f"With a preconditioner the CGD-like Memformer beats CGD ({training} training).",
-                "3.3",
-                "difference of log loss on the same fresh prompts below 0 by two standard errors, per depth",
-                verdict(*(below(ours[d], cgd[d]) for d in ours)),
-                f"beats CGD at depths {beaten}: {compare(ours, cgd)}",
-            )
+        claims.add(
+            f"preconditioned-register-beats-cgd-{training}",
+            f"With a preconditioner the CGD-like Memformer beats CGD ({training} training).",
+            lower(found["Memformer", training], found["CGD", "none"], listed="beats CGD at depths"),
         )
     if "converged" in bench.trainings:
-        conjugate, ideal = found["Conjugate register", "converged"], table["Preconditioned CGD"]
-        claims.append(
-            Claim(
-                "conjugate-register-learns-preconditioner",
-                "Ours: trained through it, the conjugate register reaches CGD preconditioned with the true "
-                "inverse covariance.",
-                "NOTES 3",
-                "log loss at most 0.1 above preconditioned CGD at every depth",
-                verdict(*(near(conjugate[d], ideal[d], 0.1) for d in conjugate)),
-                f"{values(conjugate)}; against the true inverse covariance {compare(conjugate, ideal)}",
-            )
+        conjugate, ideal = found[LEARNED], found["Preconditioned CGD", "none"]
+        evidence = f"{values(conjugate)}; against the true inverse covariance {compare(conjugate, ideal)}"
+        rule = "log loss at most 0.1 above preconditioned CGD at every depth"
+        claims.add(
+            "conjugate-register-learns-preconditioner",
+            "Ours: trained through it, the conjugate register reaches CGD preconditioned with the true inverse covariance.",
+            at_most(conjugate, ideal, 0.1, rule=rule, evidence=evidence),
+            "NOTES 3",
         )
-    main = ["CGD|none", "exact optimum|none", "Preconditioned CGD|none", "Conjugate register|converged"]
-    main += [f"{c}|{t}" for t in bench.trainings for c in ("Memformer", "Linear Transformer")]
-    return Outcome(rows, claims, [*main, "Memformer|published", "Linear Transformer|published"])
+    main = ["CGD|none", "exact optimum|none", "Preconditioned CGD|none", *keys([LEARNED])]
+    main += [*keys(bench.pairs(*CURVES)), "Memformer|published", "Linear Transformer|published"]
+    return Outcome(curve_rows(found, "cg_with_preconditioning"), claims, main)

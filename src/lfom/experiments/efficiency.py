@@ -7,11 +7,11 @@ import jax
 import numpy as np
 
 from lfom.core.unroll import unroll
-from lfom.experiments.adaptive_methods import claim as adaptive_claim
-from lfom.experiments.statistics import verdict
+from lfom.experiments.adaptive_methods import nonlinearity
+from lfom.experiments.rows import run_rows
+from lfom.experiments.statistics import Claims
 from lfom.experiments.workbench import DEPTHS, Outcome, Workbench
 from lfom.methods.classical import conjugate_gradient, momentum
-from lfom.report.results import Claim, Row
 
 TITLE = "Accuracy against gradient evaluations, operations and time"
 SECTION = "6, Efficiency vs. generalization"
@@ -27,23 +27,26 @@ X_LABEL = {
     "by_operations": "operations per prompt",
     "by_time": "nanoseconds per prompt",
 }
-Y_LABEL = {"log_loss": "log loss", "by_operations": "log loss", "by_time": "log loss"}
+Y_LABEL = dict.fromkeys(X_LABEL, "log loss")
 X_SCALE = {"log_loss": "linear", "by_operations": "log", "by_time": "log"}
 D = 5
+LEARNED = ("Linear Transformer", "Memformer", "Conjugate register", "Linear Transformer, GD++")
+
+
+PRODUCT = 2 * D * D  # operations of one product with a matrix
+OPERATIONS = {  # of one layer or step
+    "CGD": PRODUCT + 10 * D,
+    "Preconditioned CGD": 2 * PRODUCT + 10 * D,
+    "Conjugate register": 2 * PRODUCT + 10 * D,
+    "Linear Transformer, GD++": 5 * 2 * D**3 + 4 * PRODUCT,
+    "Momentum GD, tuned": PRODUCT + 4 * D,
+}
 
 
 def operations(curve: str, depth: int) -> float:
     """Floating-point operations per prompt after the Gram matrix (multiplications and additions)."""
-    product = 2 * D * D
-    if curve == "CGD":
-        return depth * (product + 10 * D)
-    if curve == "Preconditioned CGD" or curve == "Conjugate register":
-        return depth * (2 * product + 10 * D)
-    if "GD++" in curve:
-        return depth * (5 * 2 * D**3 + 4 * product)
-    if curve == "Momentum GD, tuned":
-        return depth * (product + 4 * D)
-    return depth * (2 * product + 2 * D * (depth + 1) / 2)  # a full A, and a bank
+    with_bank = 2 * PRODUCT + 2 * D * (depth + 1) / 2  # a full A, and a bank
+    return depth * OPERATIONS.get(curve, with_bank)
 
 
 def measured(method: Any, quadratics: Any) -> float:
@@ -60,56 +63,44 @@ def measured(method: Any, quadratics: Any) -> float:
 
 def run(bench: Workbench) -> Outcome:
     data = bench.data()
-    table = bench.baselines(data)
-    curves: dict[str, dict[int, Any]] = {
-        name: table[name] for name in ("CGD", "Preconditioned CGD", "Momentum GD, tuned")
-    }
-    learned = ("Linear Transformer", "Memformer", "Conjugate register", "Linear Transformer, GD++")
-    found = bench.all_scores([(name, "converged") for name in learned], data)
-    curves |= {name: found[name, "converged"] for name in learned}
+    found = bench.curves([(name, "converged") for name in LEARNED], data)
     sample = data[0].quadratics(bench.stream("time"), 10_000)
-    rows, best_ops, best_time = [], {}, {}
-    for name, scores in curves.items():
-        training = "converged" if name in learned else "none"
+    classical: dict[str, Any] = {
+        "CGD": conjugate_gradient,
+        "Preconditioned CGD": lambda depth: conjugate_gradient(depth, np.eye(D)),
+        "Momentum GD, tuned": lambda depth: momentum(1.0, 0.5, depth),
+    }
+    rows = []
+    costs: dict[str, dict[tuple[str, int], tuple[float, float]]] = {"by_operations": {}, "by_time": {}}
+    for name in (*classical, *LEARNED):
+        training = "converged" if name in LEARNED else "none"
         for depth in DEPTHS:
-            if name in learned:
-                method = bench.trained(name, "converged", data).model(0, depth)
-            elif name == "Momentum GD, tuned":
-                method = momentum(1.0, 0.5, depth)
+            if name in LEARNED:
+                method = bench.trained(name, training, data).model(0, depth)
             else:
-                method = conjugate_gradient(depth, None if name == "CGD" else np.eye(D))
-            nanoseconds = measured(method, sample)
-            places = {"log_loss": depth, "by_operations": operations(name, depth), "by_time": nanoseconds}
-            score = scores[depth]
+                method = classical[name](depth)
+            score = found[name, training][depth]
+            places = {"by_operations": operations(name, depth), "by_time": measured(method, sample)}
+            for measure, x in ({"log_loss": depth} | places).items():
+                rows += run_rows(name, training, x, score.log_mean[:, -1], measure, prompts=score.prompts)
             for measure, x in places.items():
-                rows += [
-                    Row(name, training, x, float(score.log_mean[r, -1]), r, measure, prompts=score.prompts)
-                    for r in range(bench.runs)
-                ]
-            best_ops[name, depth] = (places["by_operations"], score.log_loss)
-            best_time[name, depth] = (nanoseconds, score.log_loss)
+                costs[measure][name, depth] = (x, score.log_loss)
 
-    def cheapest(points: dict, accuracy: float) -> str:
-        reached = {
-            name: cost for (name, _), (cost, loss) in sorted(points.items(), reverse=True) if loss <= accuracy
-        }
+    def cheapest(measure: str, accuracy: float) -> str:
+        points = sorted(costs[measure].items(), reverse=True)
+        reached = {name: cost for (name, _), (cost, loss) in points if loss <= accuracy}
         return min(reached, key=lambda name: reached[name]) if reached else "none"
 
-    learned_wins = {
-        accuracy: (cheapest(best_ops, accuracy), cheapest(best_time, accuracy))
-        for accuracy in (0.2, -1.0, -2.5, -6.0)
-    }
-    claims = [
-        Claim(
-            "learned-methods-efficient",
-            "Learned methods reach an accuracy at lower cost than classical ones.",
-            "6",
-            "at log losses 0.2, -1, -2.5 and -6 the method with the fewest operations is a learned one (the "
-            "known covariance of preconditioned CGD counts as not learned)",
-            verdict(*(ops in learned for ops, _ in learned_wins.values())),
-            "; ".join(
-                f"log loss {a}: fewest operations {o}, least time {t}" for a, (o, t) in learned_wins.items()
-            ),
-        )
-    ]
-    return Outcome(rows, [*claims, adaptive_claim()])
+    wins = {a: (cheapest("by_operations", a), cheapest("by_time", a)) for a in (0.2, -1.0, -2.5, -6.0)}
+    claims = Claims("6")
+    claims.test(
+        "learned-methods-efficient",
+        "Learned methods reach an accuracy at lower cost than classical ones.",
+        "at log losses 0.2, -1, -2.5 and -6 the method with the fewest operations is a learned one (the "
+        "known covariance of preconditioned CGD counts as not learned)",
+        (fewest in LEARNED for fewest, _ in wins.values()),
+        "; ".join(f"log loss {a}: fewest operations {o}, least time {t}" for a, (o, t) in wins.items()),
+    )
+    text = "LFOMs with fixed coefficients include AdaGrad and Adam."
+    claims.add("lfoms-include-adagrad-adam", text, nonlinearity(), "1")
+    return Outcome(rows, claims)

@@ -3,26 +3,39 @@
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from lfom.core.methods import Algorithm
+from lfom.core.arrays import as_array
+from lfom.core.coefficients import CoordinateWise
+from lfom.core.memories import Bank
+from lfom.core.methods import Algorithm, Method
+from lfom.core.preconditioners import Full, Identity
 from lfom.core.problems import Quadratic
+from lfom.core.readers import Gradient
 from lfom.core.runs import PerRun, concatenate, joined, take
-from lfom.experiments.rows import at_step
-from lfom.experiments.workbench import DEPTHS, Workbench
+from lfom.experiments.rows import Row, by_depth, score_rows, take_runs
+from lfom.experiments.workbench import CONTEXT, DEPTHS, Workbench, kept
+from lfom.limits.optimum import exact_optimum
 from lfom.methods.classical import conjugate_gradient
 from lfom.training import Adam, LeastSquares, Score, evaluate, fit
 from lfom.training.evaluation import evaluate_on
 
+SMALL, LARGE = (1, 10), (50, 100, 1000)  # sizes of the sets of `memformers`
+ISOTROPIC = (1.0,) * 5
 ROUNDING = 1e-12  # relative to the loss of w = 0: below this, single precision says no more than zero
+Sizes = tuple[int, ...]
 Scores = dict[tuple[int, int], Score]  # by size of the set and depth
 
 
-@dataclasses.dataclass(frozen=True)
-class OnSets:
+def both_rows(curve: str, training: str, own: dict[int, Score], fresh: dict[int, Score]) -> list[Row]:
+    return score_rows(curve, training, own, "training prompts") + score_rows(curve, training, fresh)
+
+
+class OnSets(NamedTuple):
     """Models trained on fixed sets: scores on the sets and on fresh prompts; beside them those of
     CGD and of the optimum, if one was given, on the same prompts."""
 
@@ -30,21 +43,15 @@ class OnSets:
     fresh: Scores
     cgd_training: Scores
     cgd_fresh: Scores
-    optimum_training: Scores
     optimum_fresh: Scores
 
+    def at_size(self, size: int) -> list[dict[int, Score]]:
+        """All of them for one size, by depth."""
+        return [{depth: score for (of, depth), score in part.items() if of == size} for part in self]
 
-def lower_in_all_runs(ours: Score, theirs: Score) -> bool:
-    """Where losses reach zero to rounding, their logs have no useful standard error."""
-    return bool((ours.mean[:, -1] < theirs.mean[:, -1]).all())
-
-
-def by_depth(scores: Scores, size: int) -> dict[int, Score]:
-    return {depth: score for (of, depth), score in scores.items() if of == size}
-
-
-def by_size(scores: Scores, depth: int) -> dict[int, Score]:
-    return {size: score for (size, at), score in scores.items() if at == depth}
+    def at_depth(self, depth: int) -> list[dict[int, Score]]:
+        """All of them for one depth, by size."""
+        return [{size: score for (size, at), score in part.items() if at == depth} for part in self]
 
 
 def train_on_sets(
@@ -75,24 +82,25 @@ def train_on_sets(
     if training == "paper":
         optimiser = Adam(steps=bench.preset.adam_steps, batch=largest)
     found = fit(model, items, key=bench.key, depths=depths, optimiser=optimiser, start="model")
-    methods: dict[str, Any] = {str(depth): found.per_run(depth) for depth in depths}
-    methods |= {f"optimum {depth}": method for depth, method in (optimum or {}).items()}
+    methods: dict[str, Any] = {"ours": {depth: found.per_run(depth) for depth in depths}}
     methods["CGD"] = conjugate_gradient(max(depths))
-    own = scores_on_sets(methods, sets, sizes, runs)
+    if optimum:
+        methods["optimum"] = optimum
+    own = by_depth(methods, depths, lambda named: scores_on_sets(named, sets, sizes, runs))
     bench.say(f"scoring models trained on sets ({training}, {label})")
-    many = joined([data] * len(sizes))
-    key = bench.stream("score sets", label)
-    new = evaluate(methods, many, prompts=prompts or bench.preset.prompts // 10, key=key)
+    many, key = joined([data] * len(sizes)), bench.stream("score sets", label)
+    count = prompts or bench.preset.prompts // 10
+    new = by_depth(methods, depths, lambda named: evaluate(named, many, prompts=count, key=key))
 
-    def table(scores: dict[str, Score], name: str) -> Scores:
+    def table(scores: dict[int, Score]) -> Scores:
         return {
-            (size, depth): at_step(_part(scores[name.format(depth)], i * runs, runs), depth)
+            (size, depth): take_runs(score, slice(i * runs, (i + 1) * runs))
             for i, size in enumerate(sizes)
-            for depth in depths
-            if name.format(depth) in scores
+            for depth, score in scores.items()
         }
 
-    return OnSets(*(table(scores, name) for name in ("{}", "CGD", "optimum {}") for scores in (own, new)))
+    shown = [own["ours"], new["ours"], own["CGD"], new["CGD"], new.get("optimum", {})]
+    return OnSets(*map(table, shown))
 
 
 @functools.partial(jax.jit, static_argnames="count")
@@ -122,6 +130,34 @@ def scores_on_sets(
     return found
 
 
-def _part(score: Score, first: int, runs: int) -> Score:
-    part = slice(first, first + runs)
-    return Score(score.name, score.mean[part], score.stderr[part], score.last[part], score.prompts)
+@kept
+def memformers(bench: Workbench, training: str, sizes: Sizes, depths: Sizes) -> OnSets:
+    """The Memformer of the figures, trained on sets of the main data."""
+    data, deepest = bench.data(), max(depths)
+    model = bench.model("Memformer, own 1", 5, deepest)
+    if training == "converged" and sizes == LARGE:  # least squares: from steps of a sensible size
+        size = float(1 / np.mean(data.stacked.spectrum))
+        steps = size * (1 + 0.6 * np.cos(np.pi * (np.arange(deepest) + 0.5) / deepest))
+        matrices = (steps[:, None, None] * np.eye(5)).astype(np.float32)
+        model = dataclasses.replace(model, reader=Gradient(Full(as_array(matrices))))
+    # One prompt leaves so much open that damped steps stall: Adam to the end fits it reliably.
+    longer = Adam(steps=10_000, resample=1_000, schedule="cosine") if sizes == SMALL else None
+    return train_on_sets(bench, model, data, sizes, training, f"main {max(sizes)}", depths, longer)
+
+
+@kept
+def learned_lfom(
+    bench: Workbench, training: str, sizes: Sizes, depths: Sizes, passes: int = 15, prompts: int | None = None
+) -> OnSets:
+    """w_{k+1} = w_k - sum over j <= k of Lambda_j^k grad R(w_j), every Lambda_j^k diagonal and free."""
+    deepest = max(depths)
+    if training == "paper":
+        start = 1e-4 * jax.random.normal(jax.random.fold_in(bench.key, 13), (deepest, deepest, 5))
+    else:  # gradient descent with steps that differ
+        steps = 1 + 0.6 * jnp.cos(jnp.pi * (jnp.arange(deepest) + 0.5) / deepest)
+        start = jnp.diag(steps)[..., None] * jnp.ones(5)
+    model = Method(Gradient(Identity()), Bank(CoordinateWise(start), tied=False), deepest)
+    data, label = bench.data(ISOTROPIC), f"isotropic {max(sizes)}"
+    squares = LeastSquares(hold_out=0, passes=(passes, 1))
+    optimum = {depth: exact_optimum(5, CONTEXT, depth) for depth in depths}
+    return train_on_sets(bench, model, data, sizes, training, label, depths, squares, optimum, prompts)

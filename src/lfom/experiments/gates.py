@@ -10,7 +10,7 @@ import numpy as np
 from lfom.core.problems import Quadratic
 from lfom.core.runs import take
 from lfom.experiments.fixed_batches import asked, scores_on_sets
-from lfom.experiments.rows import at_step
+from lfom.experiments.rows import by_depth
 from lfom.experiments.workbench import Workbench
 from lfom.methods.memformer import mixture
 from lfom.training import Fit, LeastSquares, Score, State, fit
@@ -29,38 +29,32 @@ def fit_gates(
 ) -> Fit:
     """One number per head, the same for all layers and prompts, fitted for every run and depth from
     1 / heads; with train=("gates", "coefficients") also the coefficients of every head's memory."""
-    first = experts[0]
-    runs, depths = first.vectors.shape[:2]
-    start, whole = [], None
-    for run in range(runs):
-        for at in range(depths):
-            whole = mixture([from_vector(one.template, one.vectors[run, at]) for one in experts])
-            start.append(vector_of(whole))
-    assert whole is not None
-    items = [take(prompts, run) for run in range(runs)]
-    vectors = np.stack(start).reshape(runs, depths, -1)
+    runs, depths = experts[0].vectors.shape[:2]
+    whole = [
+        mixture([from_vector(one.template, one.vectors[run, at]) for one in experts])
+        for run in range(runs)
+        for at in range(depths)
+    ]
     return fit(
-        whole,
-        items,
+        whole[-1],
+        [take(prompts, run) for run in range(runs)],
         key=bench.key,
-        depths=first.depths,
+        depths=experts[0].depths,
         train=tuple(train),
         optimiser=LeastSquares(hold_out=0, passes=(20, 1)),
         start="model",
-        resume=State(0, 0, 0, vectors),
+        resume=State(0, 0, 0, np.stack([vector_of(one) for one in whole]).reshape(runs, depths, -1)),
     )
 
 
 def on_adaptation_prompts(found: Fit, prompts: Quadratic) -> dict[int, Score]:
     """The scores on the very prompts that the gates were fitted on, by depth."""
-    methods = {str(depth): found.per_run(depth) for depth in found.depths}
-    scores = scores_on_sets(methods, prompts, [ADAPTATION], found.runs)
-    return {depth: at_step(scores[str(depth)], depth) for depth in found.depths}
+    methods = {"gated": {depth: found.per_run(depth) for depth in found.depths}}
+    return by_depth(
+        methods, found.depths, lambda named: scores_on_sets(named, prompts, [ADAPTATION], found.runs)
+    )["gated"]
 
 
-def take_runs(score: Score, runs: slice) -> Score:
-    return Score(score.name, score.mean[runs], score.stderr[runs], score.last[runs], score.prompts)
-
-
-def repeat_runs(found: Fit, times: int) -> Fit:
-    return dataclasses.replace(found, vectors=np.concatenate([found.vectors] * times))
+def together(fits: Sequence[Fit]) -> Fit:
+    """All runs of these, one fit after the other."""
+    return dataclasses.replace(fits[0], vectors=np.concatenate([one.vectors for one in fits]))

@@ -13,24 +13,14 @@ from lfom.adaptation import PerPrompt
 from lfom.adaptation.per_prompt import STEPS, context_question
 from lfom.core.runs import stack
 from lfom.core.unroll import losses
-from lfom.experiments.adaptation_shifts import lower, text
-from lfom.experiments.shifted import (
-    DEPTH,
-    HIGHEST,
-    LOWEST,
-    base_model,
-    experts_of,
-    relative,
-    scaled,
-    single_models,
-    union_data,
-)
-from lfom.experiments.statistics import verdict
-from lfom.experiments.workbench import CONTEXT, Outcome, Workbench
+from lfom.experiments import shifted
+from lfom.experiments.rows import Row, run_rows
+from lfom.experiments.shifted import DEPTH, HIGHEST, LOWEST
+from lfom.experiments.statistics import Claims, under, written
+from lfom.experiments.workbench import CONTEXT, Outcome, Workbench, keys
 from lfom.methods.classical import conjugate_gradient
 from lfom.prompts.distributions import LinearRegression
 from lfom.prompts.shifts import RandomScale
-from lfom.report.results import Claim, Row
 from lfom.training import PerRun, evaluate
 
 TITLE = "How many experts"
@@ -73,28 +63,25 @@ def run(bench: Workbench) -> Outcome:
     if "converged" not in bench.trainings:
         return Outcome([], [])
     count, key = bench.preset.prompts // 50, bench.stream("score", "how many")
-    data = union_data(bench)
-    singles = {name: one for name, one in single_models(bench).items() if name in SINGLE}
+    data = shifted.union_data(bench)
+    singles = {name: one for name, one in shifted.single_models(bench).items() if name in SINGLE}
     bench.say("scoring 1 to 8 experts")
     methods: dict[str, Any] = {**singles, "CGD": conjugate_gradient(DEPTH)}
     for number in NUMBERS:
-        methods[f"{GATES}|{number}"] = PerRun(PerPrompt(experts_of(bench, variances(number)).stacked))
-    scores = {n: relative(s) for n, s in evaluate(methods, data, prompts=count, key=key).items()}
+        methods[f"{GATES}|{number}"] = PerRun(PerPrompt(shifted.experts_of(bench, variances(number)).stacked))
+    scores = {n: shifted.relative(s) for n, s in evaluate(methods, data, prompts=count, key=key).items()}
     best = best_experts(bench, data, jax.random.split(bench.stream("best expert"), bench.runs), count)
     table = {number: {BEST: best[number], GATES: scores.pop(f"{GATES}|{number}")} for number in NUMBERS}
+    costs = {GATES: STEPS, BEST: 0}
+    points = [(n, k, v, products(k, costs[n])) for k in NUMBERS for n, v in table[k].items()]
+    points += [(n, 1, v, DEPTH * SINGLE[n]) for n, v in scores.items()]
     rows = []
-    for name, number, values, cost in [
-        *((n, k, v, products(k, STEPS if n == GATES else 0)) for k in NUMBERS for n, v in table[k].items()),
-        *((n, 1, v, DEPTH * SINGLE[n]) for n, v in scores.items()),
-    ]:
+    for name, number, values, cost in points:
         training = "none" if name == "CGD" else "converged"
-        rows += [Row(name, training, number, float(v), r, LOSS, prompts=count) for r, v in enumerate(values)]
+        rows += run_rows(name, training, number, values, LOSS, prompts=count)
         rows.append(Row(name, training, number, float(cost), None, COST))
-    return Outcome(
-        rows,
-        claims(table, scores, union_optimum(bench.stream("union optimum"))),
-        [f"{name}|converged" for name in (GATES, BEST, *singles)],
-    )
+    found = claims(table, scores, union_optimum(bench.stream("union optimum")))
+    return Outcome(rows, found, keys((name, "converged") for name in (GATES, BEST, *singles)))
 
 
 @eqx.filter_jit
@@ -120,7 +107,7 @@ def best_experts(bench: Workbench, data: Any, keys: Any, count: int) -> dict[int
     """Relative log loss (runs,) by number of experts, where every prompt takes the expert with the least
     error on its own context."""
     every = [v for number in NUMBERS for v in variances(number)]
-    each = [scaled(base_model(bench), v).per_run(DEPTH).stacked for v in every]
+    each = [shifted.scaled(shifted.base_model(bench), v).per_run(DEPTH).stacked for v in every]
     experts = stack(each, axis=1)
     errors, found = (np.asarray(a, np.float64) for a in expert_losses(experts, data.stacked, keys, count))
     table, first = {}, 0
@@ -145,51 +132,35 @@ def union_optimum(key: jax.Array, prompts: int = 20_000) -> float:
     return float(np.log(np.mean((1 - seen @ best) ** 2)))
 
 
-def claims(
-    table: dict[int, dict[str, np.ndarray]], scores: dict[str, np.ndarray], optimum: float
-) -> list[Claim]:
-    pairs = list(itertools.pairwise(NUMBERS))
-
-    def pays(name: str) -> list[bool]:
-        return [lower(table[more][name] + 0.1, table[fewer][name]) for fewer, more in pairs]
-
-    def listed(name: str) -> str:
+def claims(table: dict[int, dict[str, np.ndarray]], scores: dict[str, np.ndarray], optimum: float) -> Claims:
+    made, most = Claims("4.2"), max(NUMBERS)
+    for name, short in ((GATES, "gates"), (BEST, "best")):
         steps = STEPS if name == GATES else 0
-        return "; ".join(f"{k}: {text(table[k][name])} at {products(k, steps)} products" for k in NUMBERS)
-
-    most = max(NUMBERS)
-    others = "; ".join(f"{n}: {text(v)} at {DEPTH * SINGLE[n]} products" for n, v in scores.items())
-    return [
-        Claim(
+        pays = {k: under(table[m][name] - table[k][name], 0.1) for k, m in itertools.pairwise(NUMBERS)}
+        costs = {k: f"{written(table[k][name], '+.2f')} at {products(k, steps)} products" for k in NUMBERS}
+        made.test(
             f"more-experts-pay-{short}",
             f"Ours: every further step from 1 to 2, 3, 5 and 8 experts pays ({name}).",
-            "4.2",
-            "relative log loss lower by more than 0.1, beyond two standard errors over runs, than with the number "
-            "before",
-            verdict(*pays(name)),
-            f"by experts {listed(name)}; pays up to "
-            f"{next((fewer for (fewer, _), ok in zip(pairs, pays(name), strict=True) if not ok), most)}",
+            "relative log loss lower by more than 0.1, beyond two standard errors over runs, than with the number before",
+            pays.values(),
+            f"by experts {'; '.join(f'{k}: {cost}' for k, cost in costs.items())}; pays up to "
+            f"{next((k for k, more in pays.items() if not more), most)}",
         )
-        for name, short in ((GATES, "gates"), (BEST, "best"))
-    ] + [
-        Claim(
-            "eight-experts-beat-one-model",
-            "Ours: on a range of variances eight experts with gates per prompt do better than one model that needs "
-            "no experts.",
-            "4.2",
-            "relative log loss of 8 experts below that of the normalised model, and of the conjugate register, by "
-            "two standard errors over runs",
-            verdict(*(lower(table[most][GATES], scores[n]) for n in ("normalised", "conjugate register"))),
-            f"8 experts {text(table[most][GATES])} at {products(most, STEPS)} products; {others}",
-        ),
-        Claim(
-            "union-model-is-at-its-optimum",
-            "Ours: a model trained on the union of variances is limited by its class, not by its training: no "
-            "polynomial of degree four is small on all these eigenvalues.",
-            "4.2",
-            "relative log loss of the union model, mean over runs, within 0.05 of the best polynomial's on whitened "
-            "prompts",
-            verdict(abs(scores["union"].mean() - optimum) <= 0.05),
-            f"union {text(scores['union'])}; best polynomial {optimum:+.2f}",
-        ),
-    ]
+    eight, lines = table[most][GATES], {n: written(v, "+.2f") for n, v in scores.items()}
+    others = "; ".join(f"{n}: {line} at {DEPTH * SINGLE[n]} products" for n, line in lines.items())
+    made.test(
+        "eight-experts-beat-one-model",
+        "Ours: on a range of variances eight experts with gates per prompt do better than one model that needs no experts.",
+        "relative log loss of 8 experts below that of the normalised model, and of the conjugate register, by two standard errors over runs",
+        (under(eight - scores[n]) for n in ("normalised", "conjugate register")),
+        f"8 experts {written(eight, '+.2f')} at {products(most, STEPS)} products; {others}",
+    )
+    made.test(
+        "union-model-is-at-its-optimum",
+        "Ours: a model trained on the union of variances is limited by its class, not by its training: no "
+        "polynomial of degree four is small on all these eigenvalues.",
+        "relative log loss of the union model, mean over runs, within 0.05 of the best polynomial's on whitened prompts",
+        bool(abs(scores["union"].mean() - optimum) <= 0.05),
+        f"union {lines['union']}; best polynomial {optimum:+.2f}",
+    )
+    return made

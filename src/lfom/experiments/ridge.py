@@ -7,7 +7,7 @@ from jax import Array
 from jaxtyping import Float
 
 from lfom.adaptation.per_prompt import solve
-from lfom.core.arrays import identity
+from lfom.core.arrays import as_array, identity
 from lfom.core.methods import Algorithm
 from lfom.core.problems import Problem
 from lfom.core.states import Direction, Track
@@ -41,12 +41,20 @@ class Ridge(Algorithm):
 
     def step(self, state: Any, past: None, problem: Problem, layer: Array | int) -> tuple[Any, None]:
         q = problem.as_quadratic()
-        return Direction(
-            Track(solve(q.gram + self.penalty * identity(q.unknowns(), q.moment), q.moment))
-        ), None
+        damped = q.gram + self.penalty * identity(q.unknowns(), q.moment)
+        return Direction(Track(solve(damped, q.moment))), None
 
     def truncated(self, depth: int) -> "Ridge":
         return self
+
+
+def ridges() -> dict[str, Ridge]:
+    return {f"ridge {penalty:g}": Ridge(as_array(np.float32(penalty))) for penalty in PENALTIES}
+
+
+def take_ridges(table: dict[str, np.ndarray]) -> np.ndarray:
+    """Take the losses of `ridges` out of a table: (penalties, ..., runs)."""
+    return np.stack([table.pop(name) for name in ridges()])
 
 
 def best_penalty(table: np.ndarray) -> np.ndarray:

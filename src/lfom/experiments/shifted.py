@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,13 +18,14 @@ from lfom.core.readers import Normalised
 from lfom.core.runs import PerRun, concatenate, joined
 from lfom.core.threads import in_threads
 from lfom.experiments.drawn import Rescaled, drawn
-from lfom.experiments.ridge import PENALTIES, Ridge, best_penalty
-from lfom.experiments.workbench import CONTEXT, MODELS, Workbench
+from lfom.experiments.ridge import best_penalty, ridges, take_ridges
+from lfom.experiments.rows import run_rows
+from lfom.experiments.workbench import CONTEXT, Workbench, kept
 from lfom.methods.classical import conjugate_gradient
-from lfom.methods.memformer import memformer, mixture
+from lfom.methods.memformer import mixture
 from lfom.prompts.prompt import Prompt
 from lfom.prompts.shifts import RandomScale, turn
-from lfom.report.results import FLOOR
+from lfom.report.results import FLOOR, Row
 from lfom.training import Fit, LeastSquares, Score, evaluate, fit
 
 EXPERTS = (1.0, 2.0, 3.0)  # the variances that they are trained for
@@ -42,12 +43,8 @@ UNSHIFTED = {"angle": 0.0, "power": 1.0, "noise": 0.0, "length": float(CONTEXT)}
 LENGTHS = [int(x) if family == "length" else CONTEXT for family, x in PLACES]
 MOST = int(max(SHIFTS["length"]))
 LABELS, STEPS = 4_096, 8  # adaptation prompts for every run and shift; least-squares steps
-UNADAPTED, WITH_LABELS, LABEL_FREE, OWN_GATES = (
-    "gates, unadapted",
-    "gates, labelled",
-    "gates, label-free",
-    "gates, per prompt",
-)
+UNADAPTED, WITH_LABELS = "gates, unadapted", "gates, labelled"
+LABEL_FREE, OWN_GATES = "gates, label-free", "gates, per prompt"
 BEST_RIDGE, LEAST_SQUARES = "ridge, best penalty", "least squares"
 FOUR_STEPS = ("one expert", "union", "normalised", "conjugate register", "CGD", "preconditioned CGD")
 CLASSICAL = ("CGD", "preconditioned CGD", LEAST_SQUARES, BEST_RIDGE)
@@ -55,10 +52,19 @@ CLASSICAL = ("CGD", "preconditioned CGD", LEAST_SQUARES, BEST_RIDGE)
 
 @dataclass(frozen=True)
 class OnShifts:
-    """Relative log losses (shifts, runs) by curve, in the order of PLACES."""
+    """Relative log losses (shifts, runs) by curve; shifts in the order of PLACES, or of another list."""
 
     table: dict[str, np.ndarray]
     prompts: int
+
+    def rows(self, points: Iterable[tuple[int, str, float]], before: str = "") -> list[Row]:
+        """points: a place in the table, and the measure and the x that it is drawn at."""
+        every, rows = list(points), []
+        for name, values in self.table.items():
+            training = "none" if name in CLASSICAL else "converged"
+            for at, measure, x in every:
+                rows += run_rows(before + name, training, x, values[at], measure, prompts=self.prompts)
+        return rows
 
 
 def shifted_data(bench: Workbench) -> PerRun:
@@ -69,21 +75,15 @@ def shifted_data(bench: Workbench) -> PerRun:
         data: Any = base
         if family == "variance":
             data = bench.data(variance=x).stacked
+        elif family == "noise":
+            data = bench.data(noise=x).stacked
         elif family == "angle":
             turned = jax.vmap(lambda key, U, x=x: U @ turn(key, U.shape[0], x))(keys, base.rotation)
             data = eqx.tree_at(lambda d: d.rotation, base, turned)
         elif family == "power":
             data = eqx.tree_at(lambda d: d.spectrum, base, base.spectrum**x)
-        elif family == "noise":
-            data = bench.data(noise=x).stacked
-        parts.append(
-            drawn(
-                data,
-                length=x if family == "length" else None,
-                degrees=x if family == "degrees" else jnp.inf,
-                most=MOST,
-            )
-        )
+        length, degrees = x if family == "length" else None, x if family == "degrees" else jnp.inf
+        parts.append(drawn(data, length=length, degrees=degrees, most=MOST))
     return PerRun(concatenate(parts))
 
 
@@ -94,19 +94,14 @@ def base_model(bench: Workbench) -> Fit:
 def scaled(found: Fit, variance: float) -> Fit:
     """The expert of a variance, from the one of variance 1."""
     in_A = np.concatenate([np.full(leaf.array.size, leaf.kind == "A") for leaf in leaves(found.template)])
-    return dataclasses.replace(
-        found, vectors=np.where(in_A, found.vectors / np.float32(variance), found.vectors)
-    )
+    vectors = np.where(in_A, found.vectors / np.float32(variance), found.vectors)
+    return dataclasses.replace(found, vectors=vectors)
 
 
 def experts_of(bench: Workbench, variances: tuple[float, ...]) -> PerRun:
     """Each run's mixture of experts, gates 1 / heads."""
     each = [scaled(base_model(bench), v) for v in variances]
-    return stacked([mixture([one.model(run, DEPTH) for one in each]) for run in range(bench.runs)])
-
-
-def stacked(models: list[Any]) -> PerRun:
-    return PerRun(models)
+    return PerRun([mixture([one.model(run, DEPTH) for one in each]) for run in range(bench.runs)])
 
 
 def repeated(method: PerRun, times: int) -> PerRun:
@@ -119,32 +114,27 @@ def union_data(bench: Workbench, *, normalised: bool = False) -> PerRun:
     return PerRun([Rescaled(RandomScale(one, LOWEST, HIGHEST), own) for one in bench.data().each()])
 
 
+@kept
 def single_models(bench: Workbench) -> dict[str, PerRun]:
     """The models without experts: as it is, trained on the union of variances, normalised, and the
     conjugate register with its learned preconditioner.
 
     A normalised model is the plain one on normalised prompts, so it is trained as a plain one on these.
     """
-
-    def make() -> dict[str, PerRun]:
-        data = joined([union_data(bench), union_data(bench, normalised=True)])
-        bench.say("training on the union of variances, and on normalised prompts")
-        model = memformer(5, DEPTH, key=jax.random.fold_in(bench.key, 11), **MODELS["Memformer, own 1"])
-        last = int(20_000 * bench.preset.least_squares)
-        squares = LeastSquares(first=4_000, last=last, passes=(15, 2), every_matrix=False)
-        both = fit(model, data, key=bench.stream("train", "rescaled"), optimiser=squares).per_run()
-        union, plain = both[: bench.runs], both[bench.runs :]
-        normalised = eqx.tree_at(lambda m: m.reader, plain.stacked, replace_fn=Normalised)
-        return {
-            "one expert": base_model(bench).per_run(DEPTH),
-            "union": union,
-            "normalised": PerRun(normalised),
-            "conjugate register": bench.trained("Conjugate register", "converged", bench.data()).per_run(
-                DEPTH
-            ),
-        }
-
-    return bench.keep("single models", make)
+    data = joined([union_data(bench), union_data(bench, normalised=True)])
+    bench.say("training on the union of variances, and on normalised prompts")
+    last = int(20_000 * bench.preset.least_squares)
+    squares = LeastSquares(first=4_000, last=last, passes=(15, 2), every_matrix=False)
+    model, key = bench.model("Memformer, own 1", 5, DEPTH), bench.stream("train", "rescaled")
+    both = fit(model, data, key=key, optimiser=squares).per_run()
+    union, plain = both[: bench.runs], both[bench.runs :]
+    conjugate = bench.trained("Conjugate register", "converged", bench.data())
+    return {
+        "one expert": base_model(bench).per_run(DEPTH),
+        "union": union,
+        "normalised": PerRun(eqx.tree_at(lambda m: m.reader, plain.stacked, replace_fn=Normalised)),
+        "conjugate register": conjugate.per_run(DEPTH),
+    }
 
 
 @functools.partial(jax.jit, static_argnames="count")
@@ -182,29 +172,28 @@ def relative(score: Score) -> np.ndarray:
     return np.maximum(score.log_mean[:, -1] - score.log_mean[:, 0], FLOOR)
 
 
+def gate_settings(many: PerRun, data: PerRun, keys: Any, lengths: Sequence[int]) -> dict[str, PerRun]:
+    """Mixtures with their gates as they are, and fitted without and with labels."""
+    start = dict.fromkeys((LABEL_FREE, WITH_LABELS), many)
+    return {UNADAPTED: many} | adapted_gates(start, data, keys, lengths)
+
+
+@kept
 def on_shifts(bench: Workbench) -> OnShifts:
     """Every method on every shift."""
-
-    def make() -> OnShifts:
-        data, times, runs = shifted_data(bench), len(PLACES), bench.runs
-        many = repeated(experts_of(bench, EXPERTS), times)
-        keys = jax.random.split(bench.stream("adapt", "shifts"), times * runs)
-        bench.say("adapting gates to shifted prompts")
-        methods: dict[str, Any] = {UNADAPTED: many}
-        methods |= adapted_gates(dict.fromkeys((LABEL_FREE, WITH_LABELS), many), data, keys, LENGTHS)
-        methods[OWN_GATES] = PerRun(PerPrompt(many.stacked))
-        methods |= {name: repeated(one, times) for name, one in single_models(bench).items()}
-        inverses = [np.linalg.inv(one.covariance) for one in bench.data().each()]
-        known = PerRun([conjugate_gradient(DEPTH, (A + A.T) / 2) for A in inverses])
-        methods["preconditioned CGD"] = repeated(known, times)
-        methods["CGD"] = conjugate_gradient(DEPTH)
-        methods |= {f"ridge {p:g}": Ridge(as_array(np.float32(p))) for p in PENALTIES}
-        bench.say("scoring on shifted prompts")
-        count = bench.preset.prompts // 100
-        scores = evaluate(methods, data, prompts=count, key=bench.stream("score", "shifts"))
-        table = {name: relative(score).reshape(times, runs) for name, score in scores.items()}
-        ridges = np.stack([table.pop(f"ridge {p:g}") for p in PENALTIES])
-        table[LEAST_SQUARES], table[BEST_RIDGE] = ridges[0], best_penalty(ridges)
-        return OnShifts(table, count)
-
-    return bench.keep("on shifts", make)
+    data, times, runs = shifted_data(bench), len(PLACES), bench.runs
+    many = repeated(experts_of(bench, EXPERTS), times)
+    keys = jax.random.split(bench.stream("adapt", "shifts"), times * runs)
+    bench.say("adapting gates to shifted prompts")
+    methods: dict[str, Any] = {**gate_settings(many, data, keys, LENGTHS)}
+    methods[OWN_GATES] = PerRun(PerPrompt(many.stacked))
+    known = bench.preconditioned_cgd(bench.data(), DEPTH)
+    same = {**single_models(bench), "preconditioned CGD": known}
+    methods |= {name: repeated(one, times) for name, one in same.items()}
+    methods |= {"CGD": conjugate_gradient(DEPTH), **ridges()}
+    bench.say("scoring on shifted prompts")
+    count = bench.preset.prompts // 100
+    scores = evaluate(methods, data, prompts=count, key=bench.stream("score", "shifts"))
+    table = {name: relative(score).reshape(times, runs) for name, score in scores.items()}
+    losses = take_ridges(table)
+    return OnShifts(table | {LEAST_SQUARES: losses[0], BEST_RIDGE: best_penalty(losses)}, count)

@@ -6,10 +6,10 @@ import jax
 import numpy as np
 
 from lfom.core.parameters import at_layer
-from lfom.experiments.statistics import distance_to_identity, verdict
+from lfom.experiments.rows import Row, flatten, run_rows
+from lfom.experiments.statistics import Claims, distance_to_identity, mean_error
 from lfom.experiments.workbench import Outcome, Workbench
 from lfom.methods.memformer import linear_transformer
-from lfom.report.results import Claim, Row
 from lfom.training import Adam, State, fit
 from lfom.training.parameters import from_vector, vector_of
 
@@ -40,59 +40,49 @@ def distances(bench: Workbench, vectors: np.ndarray, model: Any) -> np.ndarray:
     return np.asarray(found)
 
 
+def rows_of(training: str, step: int, values: np.ndarray, **more: Any) -> list[Row]:
+    lines = [run_rows(f"A_{k}", training, step, values[:, k], "distance", **more) for k in range(LAYERS)]
+    return flatten(lines)
+
+
 def run(bench: Workbench) -> Outcome:
     data = bench.data()
     model = linear_transformer(5, LAYERS, key=jax.random.fold_in(bench.key, 5))
-    steps, rows, claims = bench.preset.adam_steps, [], []
+    steps, rows, claims = bench.preset.adam_steps, [], Claims("Appendix D")
     if "paper" in bench.trainings:
-        trail: dict[int, np.ndarray] = {
-            0: distances(bench, np.stack([[vector_of(model)]] * bench.runs), model)
-        }
+        start = np.stack([[vector_of(model)]] * bench.runs)
+        trail: dict[int, np.ndarray] = {0: distances(bench, start, model)}
 
         def watch(state: State, record: dict[str, Any]) -> None:
             trail[record["step"]] = distances(bench, state.vectors, model)
 
         bench.say(f"training three layers with Adam, batch {BATCH:,}")
         fit(model, data, key=bench.stream("sigma"), optimiser=Adam(steps=steps, batch=BATCH), watch=watch)
-        for step, values in trail.items():
-            for layer in range(LAYERS):
-                rows += [
-                    Row(f"A_{layer}", "paper", step, float(values[r, layer]), r, "distance", prompts=BATCH)
-                    for r in range(bench.runs)
-                ]
+        rows += flatten(rows_of("paper", step, each, prompts=BATCH) for step, each in trail.items())
         last, half = trail[steps], trail[min(trail, key=lambda s: abs(s - steps // 2))]
-        claims.append(
-            Claim(
-                "a-converges-to-inverse-covariance",
-                "Every A_l converges to a multiple of the inverse covariance.",
-                "Appendix D",
-                f"mean distance below 0.1 after {steps} Adam steps, per layer",
-                verdict(*(bool(last[:, layer].mean() < 0.1) for layer in range(LAYERS))),
-                "; ".join(
-                    f"A_{k}: {half[:, k].mean():.3f} after half the steps, {last[:, k].mean():.3f} ± "
-                    f"{last[:, k].std(ddof=1) / np.sqrt(bench.runs):.3f} at the end"
-                    for k in range(LAYERS)
-                ),
-            )
+        ends = [mean_error(last[:, k]) for k in range(LAYERS)]
+        claims.test(
+            "a-converges-to-inverse-covariance",
+            "Every A_l converges to a multiple of the inverse covariance.",
+            f"mean distance below 0.1 after {steps} Adam steps, per layer",
+            (mean < 0.1 for mean, _ in ends),
+            "; ".join(
+                f"A_{k}: {half[:, k].mean():.3f} after half the steps, {mean:.3f} ± {error:.3f} at the end"
+                for k, (mean, error) in enumerate(ends)
+            ),
         )
     if "converged" in bench.trainings:
         trained = bench.trained("Linear Transformer", "converged", data)
         index = trained.depths.index(LAYERS)
         deep = linear_transformer(5, max(trained.depths), key=jax.random.key(0))
         values = distances(bench, trained.vectors[:, index : index + 1], deep)
-        for layer in range(LAYERS):
-            rows += [
-                Row(f"A_{layer}", "converged", steps, float(values[r, layer]), r, "distance")
-                for r in range(bench.runs)
-            ]
-        claims.append(
-            Claim(
-                "a-at-the-optimum",
-                "Ours: the one matrix that least squares finds is a multiple of the inverse covariance.",
-                "Appendix D",
-                "mean distance below 0.1, per layer",
-                verdict(*(bool(values[:, layer].mean() < 0.1) for layer in range(LAYERS))),
-                "; ".join(f"A_{k}: {values[:, k].mean():.3f}" for k in range(LAYERS)),
-            )
+        rows += rows_of("converged", steps, values)
+        means = [float(values[:, k].mean()) for k in range(LAYERS)]
+        claims.test(
+            "a-at-the-optimum",
+            "Ours: the one matrix that least squares finds is a multiple of the inverse covariance.",
+            "mean distance below 0.1, per layer",
+            (mean < 0.1 for mean in means),
+            "; ".join(f"A_{k}: {mean:.3f}" for k, mean in enumerate(means)),
         )
     return Outcome(rows, claims)

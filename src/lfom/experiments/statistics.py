@@ -1,9 +1,12 @@
-"""What verdicts are made of: paired differences of scores, and the evidence in words."""
+"""Claims, and what their verdicts are made of: paired differences of scores, and the evidence in words."""
 
 import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
+from lfom.report.results import Claim
 from lfom.training import Score
 
 
@@ -12,48 +15,113 @@ def verdict(*conditions: bool) -> str:
     return "holds" if all(conditions) else "partly" if any(conditions) else "fails"
 
 
-def means(scores: dict[int, Score]) -> dict[int, float]:
-    return {depth: score.log_loss for depth, score in scores.items()}
+def mean_error(values: np.ndarray) -> tuple[float, float]:
+    """The mean over runs and its standard error; 0 for one run."""
+    runs = len(values)
+    return float(values.mean()), float(values.std(ddof=1) / math.sqrt(runs)) if runs > 1 else 0.0
 
 
-def gap(ours: Score, theirs: Score) -> tuple[float, float]:
-    """Mean difference of log losses over runs, on the same prompts, and its standard error."""
-    difference = ours.log_mean[:, -1] - theirs.log_mean[:, -1]
-    runs = len(difference)
-    return float(difference.mean()), float(difference.std(ddof=1) / math.sqrt(runs)) if runs > 1 else 0.0
+def written(values: np.ndarray, form: str = "+.3f") -> str:
+    mean, error = mean_error(values)
+    return f"{mean:{form}} ± {error:{form.lstrip('+')}}"
+
+
+def under(values: np.ndarray, by: float = 0.0) -> bool:
+    """Whether values are below -by on average over runs, beyond two standard errors."""
+    mean, error = mean_error(values)
+    return mean + 2 * error < -by
+
+
+def difference(ours: Score, theirs: Score) -> np.ndarray:
+    """Of the log losses on the same prompts, by run."""
+    return ours.log_mean[:, -1] - theirs.log_mean[:, -1]
 
 
 def below(ours: Score, theirs: Score, by: float = 0.0) -> bool:
     """Whether ours is lower by more than `by`, beyond two standard errors of the difference."""
-    mean, error = gap(ours, theirs)
-    return mean + 2 * error < -by
+    return under(difference(ours, theirs), by)
 
 
 def near(ours: Score, theirs: Score, within: float) -> bool:
     """Whether ours is above by at most `within` on average: no benefit of the doubt."""
-    return gap(ours, theirs)[0] <= within
+    return mean_error(difference(ours, theirs))[0] <= within
 
 
-def compare(ours: dict[int, Score], theirs: dict[int, Score]) -> str:
+def lower_in_all_runs(ours: Score, theirs: Score) -> bool:
+    """Where losses reach zero to rounding, their logs have no useful standard error."""
+    return bool((ours.mean[:, -1] < theirs.mean[:, -1]).all())
+
+
+def compare(ours: dict[int, Score], theirs: dict[int, Score], at: str = "L") -> str:
     """Evidence: difference of log losses by depth."""
-    parts = []
-    for depth in ours:
-        mean, error = gap(ours[depth], theirs[depth])
-        parts.append(f"L={depth}: {mean:+.3f} ± {error:.3f}")
-    return "; ".join(parts)
+    return "; ".join(f"{at}={x}: {written(difference(ours[x], theirs[x]))}" for x in ours)
 
 
 def values(scores: dict[int, Score]) -> str:
     """Evidence: log losses by depth with their spread over runs."""
-    parts = []
-    for depth, score in scores.items():
-        parts.append(f"L={depth}: {score.log_loss:.3f} (spread {score.spread:.3f})")
-    return "; ".join(parts)
+    return "; ".join(f"L={d}: {s.log_loss:.3f} (spread {s.spread:.3f})" for d, s in scores.items())
 
 
 def distance_to_identity(matrix: np.ndarray) -> float:
     """Dist(M, I) of Appendix D: how far M / |M| is from a multiple of the identity."""
-    alpha = np.trace(matrix) / len(matrix)
-    return float(np.linalg.norm(matrix - alpha * np.eye(len(matrix)))) / max(
-        float(np.linalg.norm(matrix)), 1e-300
-    )
+    rest = matrix - np.trace(matrix) / len(matrix) * np.eye(len(matrix))
+    return float(np.linalg.norm(rest)) / max(float(np.linalg.norm(matrix)), 1e-300)
+
+
+Depths = dict[int, Score]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A rule, whether it is met in every case, and the evidence in words."""
+
+    rule: str
+    met: Iterable[bool]
+    evidence: str
+
+
+class Claims(list[Claim]):
+    """The claims of an experiment, in the section of the paper that makes them."""
+
+    def __init__(self, section: str):
+        super().__init__()
+        self.section = section
+
+    def add(self, id: str, text: str, found: Finding, section: str = "") -> None:
+        self.append(Claim(id, text, section or self.section, found.rule, verdict(*found.met), found.evidence))
+
+    def test(
+        self, id: str, text: str, rule: str, met: bool | Iterable[bool], evidence: str, section: str = ""
+    ) -> None:
+        """A claim with a rule of its own; met: whether it holds, or in which cases."""
+        cases = [met] if isinstance(met, bool) else met
+        self.add(id, text, Finding(rule, cases, evidence), section)
+
+
+def lower(ours: Depths, theirs: Depths, by: float = 0.0, depths: Sequence[int] = (), **words: str) -> Finding:
+    """Ours is below theirs by more than `by`, beyond two standard errors, at every depth (or those given).
+
+    words: another rule or evidence than the usual; `listed` stands before the depths where it is so.
+    """
+    least = f"{-by:g}" if by else "0"
+    rule = f"difference of log loss on the same fresh prompts below {least} by two standard errors, per depth"
+    if depths:
+        rule = (
+            f"difference of log loss below {least} by two standard errors, depths {depths[0]} to {depths[-1]}"
+        )
+    met = {d: below(ours[d], theirs[d], by) for d in ours}
+    return _finding(met, depths, **({"rule": rule, "evidence": compare(ours, theirs)} | words))
+
+
+def at_most(ours: Depths, theirs: Depths, above: float, depths: Sequence[int] = (), **words: str) -> Finding:
+    """Ours is at most this much above theirs, on average, at every depth (or those given)."""
+    rule = f"paired difference of log loss at most {above} at every depth"
+    met = {d: near(ours[d], theirs[d], above) for d in ours}
+    return _finding(met, depths, **({"rule": rule, "evidence": compare(ours, theirs)} | words))
+
+
+def _finding(
+    met: dict[int, bool], depths: Sequence[int], rule: str, evidence: str, listed: str = ""
+) -> Finding:
+    where = f"{listed} {[d for d in met if met[d]]}: " if listed else ""
+    return Finding(rule, [met[d] for d in depths or met], where + evidence)

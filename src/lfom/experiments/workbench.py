@@ -1,11 +1,12 @@
 """What experiments share: data, trained models, baselines and scores, each made once."""
 
 import functools
+import inspect
 import threading
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import equinox as eqx
 import jax
@@ -14,16 +15,9 @@ from jax import Array
 
 from lfom.core.runs import PerRun, fingerprint
 from lfom.core.threads import in_threads
-from lfom.experiments.rows import at_step
-from lfom.limits.optimum import exact_optimum, sampled_optima
-from lfom.methods.classical import (
-    APPENDIX_B,
-    conjugate_gradient,
-    gradient_descent,
-    momentum,
-    nesterov,
-    preconditioned_gradient_descent,
-)
+from lfom.experiments.rows import Curves, by_depth
+from lfom.limits.optimum import exact_optimum
+from lfom.methods import classical
 from lfom.methods.memformer import memformer
 from lfom.prompts.distributions import PUBLISHED_SPECTRUM, Distribution, LinearRegression, haar_rotation
 from lfom.report.results import Claim, Row
@@ -33,6 +27,12 @@ from lfom.training.tuning import tune_each
 DEPTHS = (1, 2, 3, 4)
 CONTEXT = 20
 WIDE = 10  # from this d on prompts are dear
+TUNED: dict[str, Callable[..., Any]] = {
+    "GD": classical.gradient_descent,
+    "Momentum GD": classical.momentum,
+    "NAG": classical.nesterov,
+}
+
 
 # The models of the figures, by the name of their curve: options of memformer().
 MODELS: dict[str, dict[str, Any]] = {
@@ -75,6 +75,11 @@ class Outcome:
     main: list[str] = field(default_factory=list)  # "curve|training" keys that the PNG shows
 
 
+def keys(pairs: Iterable[tuple[str, str]]) -> list[str]:
+    """(curve, training) as `Outcome.main` names them."""
+    return [f"{curve}|{training}" for curve, training in pairs]
+
+
 class Workbench:
     """Makes data, trains models and scores them; everything is kept, so that figures share it."""
 
@@ -115,48 +120,42 @@ class Workbench:
 
         def make() -> Any:
             keys = jax.random.split(jax.random.fold_in(self.key, len(spectrum)), self.runs)
-            context = options.get("context", CONTEXT)
-            rest = {k: v for k, v in options.items() if k != "context"}
+            given = {"context": CONTEXT} | options
             turned = np.asarray(rotations(keys, len(spectrum)))
-            return PerRun([LinearRegression(spectrum, context, rotation=U, **rest) for U in turned])
+            return PerRun([LinearRegression(spectrum, rotation=U, **given) for U in turned])
 
         return self.keep(("data", spectrum, *sorted(options.items())), make)
 
+    def model(self, curve: str, d: int = 5, depth: int = max(DEPTHS), **options: Any) -> Any:
+        """The model of a curve before training; options: more of memformer()."""
+        return memformer(d, depth, **{"key": jax.random.fold_in(self.key, 11), **MODELS[curve], **options})
+
     def trained(
-        self,
-        curve: str,
-        training: str,
-        data: PerRun,
-        depths: Sequence[int] = DEPTHS,
-        label: str = "main",
+        self, curve: str, training: str, data: PerRun, depths: Sequence[int] = DEPTHS, label: str = "main"
     ) -> Fit:
         """The model of a curve, trained on fresh prompts: "paper" or "converged"."""
 
         def make() -> Fit:
             self.say(f"training {curve} ({training}, {label})")
-            d = data[0].dimension
-            model = memformer(d, max(depths), key=jax.random.fold_in(self.key, 11), **MODELS[curve])
-            return fit(
-                model,
-                data,
-                key=self.stream("train", label),
-                depths=depths,
-                optimiser=self.optimiser(training, curve, d),
-            )
+            model, key = self.model(curve, data[0].dimension, max(depths)), self.stream("train", label)
+            optimiser = self.optimiser(training, curve, data[0].dimension)
+            return fit(model, data, key=key, depths=depths, optimiser=optimiser)
 
         return self.keep(("fit", curve, training, fingerprint(data), label, tuple(depths)), make)
 
     def optimiser(self, training: str, curve: str = "", d: int = 5) -> Adam | LeastSquares:
-        preset, gdpp, wide = self.preset, "GD++" in curve, d >= WIDE
+        part = self.preset.least_squares
         if training == "paper":
-            return Adam(steps=preset.adam_steps)
-        if gdpp:  # its few parameters need few prompts
-            return LeastSquares(
-                first=1_000, last=int(2_000 * preset.least_squares), passes=(12, 1), chunk=500
-            )
-        if wide:
-            return LeastSquares(prompts=preset.least_squares / 2)
-        return LeastSquares(prompts=preset.least_squares, passes=(30, 2))
+            return Adam(steps=self.preset.adam_steps)
+        if "GD++" in curve:  # its few parameters need few prompts
+            return LeastSquares(first=1_000, last=int(2_000 * part), passes=(12, 1), chunk=500)
+        if d >= WIDE:
+            return LeastSquares(prompts=part / 2)
+        return LeastSquares(prompts=part, passes=(30, 2))
+
+    def pairs(self, *curves: str) -> list[tuple[str, str]]:
+        """Every curve with every training, as `curves` and `keys` take them."""
+        return [(curve, training) for training in self.trainings for curve in curves]
 
     def stream(self, *names: str) -> Array:
         """A key that depends on names only, so that scores of separate calls are paired."""
@@ -166,105 +165,90 @@ class Workbench:
         self, methods: dict[str, Any], data: PerRun, label: str = "main", prompts: int | None = None
     ) -> dict[str, Score]:
         """Scores on fresh prompts, the same ones for every call with this label."""
+        prompts, on = prompts or self.preset.prompts, fingerprint(data)
         with self._lock(("scores", label)):
-            return self._scores(methods, data, label, prompts)
+            keys = {name: ("score", fingerprint(m), on, label, prompts) for name, m in methods.items()}
+            missing = {name: m for name, m in methods.items() if keys[name] not in self._kept}
+            if missing:
+                self.say(f"scoring {len(missing)} methods ({label})")
+                found = evaluate(missing, data, prompts=prompts, key=self.stream("score", label))
+                self._kept |= {keys[name]: score for name, score in found.items()}
+            return {name: replace(self._kept[key], name=name) for name, key in keys.items()}
 
-    def _scores(
-        self, methods: dict[str, Any], data: PerRun, label: str, prompts: int | None
-    ) -> dict[str, Score]:
-        prompts = prompts or self.preset.prompts
-        on = fingerprint(data)
-        keys = {name: ("score", fingerprint(m), on, label, prompts) for name, m in methods.items()}
-        missing = {name: m for name, m in methods.items() if keys[name] not in self._kept}
-        if missing:
-            self.say(f"scoring {len(missing)} methods ({label})")
-            found = evaluate(missing, data, prompts=prompts, key=self.stream("score", label))
-            self._kept |= {keys[name]: score for name, score in found.items()}
-        return {name: replace(self._kept[key], name=name) for name, key in keys.items()}
-
-    def fit_scores(
-        self,
-        curve: str,
-        training: str,
-        data: PerRun,
-        depths: Sequence[int] = DEPTHS,
-        label: str = "main",
-    ) -> dict[int, Score]:
-        """The scores of a trained model, by depth."""
-        trained = self.trained(curve, training, data, depths, label)
-        names = {f"{curve}|{training}|{depth}": trained.per_run(depth) for depth in depths}
-        found = self.scores(names, data, label)
-        return {depth: found[f"{curve}|{training}|{depth}"] for depth in depths}
-
-    def all_scores(
+    def curves(
         self,
         wanted: Sequence[tuple[str, str]],
         data: PerRun,
         depths: Sequence[int] = DEPTHS,
         label: str = "main",
-    ) -> dict[tuple[str, str], dict[int, Score]]:
-        """fit_scores of several (curve, training) at once: trained side by side, scored together."""
-        jobs: list[tuple[Any, ...]] = [(self.trained, *pair, data, depths, label) for pair in wanted]
-        self.side_by_side([*jobs, (self._classical, data, depths, label)])
-        methods = {
-            f"{curve}|{training}|{depth}": self.trained(curve, training, data, depths, label).per_run(depth)
-            for curve, training in wanted
-            for depth in depths
-        }
-        self.scores(methods | self._classical(data, depths, label), data, label)  # these are wanted too
-        return {pair: self.fit_scores(*pair, data, depths, label) for pair in wanted}
+        models: Mapping[str, str] | None = None,
+    ) -> Curves:
+        """The scores by depth of every (curve, training) wanted, trained side by side and scored together, and
+        of what stands in every figure of loss over depth, with training "none": CGD, preconditioned CGD, GD,
+        momentum and NAG tuned for each depth and with the paper's step sizes, the exact optimum of the class.
 
-    def baselines(
-        self, data: PerRun, depths: Sequence[int] = DEPTHS, label: str = "main"
-    ) -> dict[str, dict[int, Score]]:
-        """What stands in every figure of loss over depth: CGD, preconditioned CGD, GD, momentum and
-        NAG tuned for each depth and with the paper's step sizes, the exact optimum of the class."""
-        table: dict[str, dict[int, Score]] = {}
-        for name, score in self.scores(self._classical(data, depths, label), data, label).items():
-            curve, _, last = name.partition("|")
-            if last:
-                table.setdefault(curve, {})[int(last)] = score
-            else:
-                table[curve] = {d: at_step(score, d) for d in depths}
-        return table
+        models: the model of a curve that has another name in the figure.
+        """
+        names, rest = models or {}, (data, depths, label)
+        fits = {(curve, training): (names.get(curve, curve), training, *rest) for curve, training in wanted}
+        self.side_by_side([*((self.trained, *one) for one in fits.values()), (self._classical, *rest)])
+        methods: dict[Any, Any] = {(curve, "none"): one for curve, one in self._classical(*rest).items()}
+        methods |= {pair: {d: self.trained(*one).per_run(d) for d in depths} for pair, one in fits.items()}
+        return by_depth(methods, depths, lambda named: self.scores(named, data, label))
 
     def _classical(self, data: PerRun, depths: Sequence[int], label: str) -> dict[str, Any]:
-        """The methods behind `baselines`, by curve, or by curve|depth where each depth has its own."""
+        """The methods of `curves` that are not trained, by curve; by depth too where each has its own."""
 
         def make() -> dict[str, Any]:
             self.say(f"tuning baselines ({label})")
             deepest, n, d = max(depths), data.stacked.context, data[0].dimension
             inverses = [np.linalg.inv(one.covariance) for one in data.each()]
             methods: dict[str, Any] = {
-                "CGD": conjugate_gradient(deepest),
-                "Preconditioned CGD": PerRun([conjugate_gradient(deepest, (A + A.T) / 2) for A in inverses]),
+                "CGD": classical.conjugate_gradient(deepest),
+                "Preconditioned CGD": self.preconditioned_cgd(data, deepest),
             }
-            eta, beta = APPENDIX_B["Nesterov"]
-            methods["NAG"] = nesterov(eta * n, beta, deepest)
-            eta, beta = APPENDIX_B["momentum"]
-            methods["Momentum GD"] = momentum(eta * n, beta, deepest)
+            eta, beta = classical.APPENDIX_B["Nesterov"]
+            methods["NAG"] = classical.nesterov(eta * n, beta, deepest)
+            eta, beta = classical.APPENDIX_B["momentum"]
+            methods["Momentum GD"] = classical.momentum(eta * n, beta, deepest)
             sample = _sample(data[0], self.stream("tune", label))
-            for name, build, count in TUNED:
-                for depth, tuned in tune_each(build, sample, steps=depths, parameters=count).items():
-                    longest = build(*tuned.parameters, deepest)  # all of one shape: scored as one group
-                    methods[f"{name}, tuned|{depth}"] = longest.truncated(depth)
+            for name, build in TUNED.items():  # all of one shape: scored as one group
+                tuned = tune_each(build, sample, steps=depths, parameters=1 if name == "GD" else 2)
+                longest = {depth: build(*tuned[depth].parameters, deepest) for depth in depths}
+                methods[f"{name}, tuned"] = {depth: one.truncated(depth) for depth, one in longest.items()}
+            methods["exact optimum"] = {}
             for depth in depths:
                 # All roots of its polynomial are real, so it is descent with the steps 1 / root.
                 roots = exact_optimum(d, n, depth).roots.real
                 sizes = np.pad(1 / roots, (0, deepest - depth))
-                best = [preconditioned_gradient_descent(A, sizes, deepest) for A in inverses]
-                methods[f"exact optimum|{depth}"] = PerRun([one.truncated(depth) for one in best])
+                best = [classical.preconditioned_gradient_descent(A, sizes, deepest) for A in inverses]
+                methods["exact optimum"][depth] = PerRun([one.truncated(depth) for one in best])
             return methods
 
         return self.keep(("classical", fingerprint(data), label, tuple(depths)), make)
 
-    def plain_optimum(self, data: PerRun, depths: Sequence[int] = DEPTHS) -> dict[int, Any]:
-        """The exact optimum without preconditioner: the same for all rotations."""
+    @staticmethod
+    def preconditioned_cgd(data: PerRun, steps: int) -> PerRun:
+        """CGD that knows the inverse covariance of each run."""
+        inverses = [np.linalg.inv(one.covariance) for one in data.each()]
+        return PerRun([classical.conjugate_gradient(steps, (A + A.T) / 2) for A in inverses])
 
-        def make() -> dict[int, Any]:
-            return sampled_optima(data[0], depths, self.stream("optimum"), prompts=400_000)
 
-        return self.keep(("plain optimum", fingerprint(data), tuple(depths)), make)
+P, T = ParamSpec("P"), TypeVar("T")
+
+
+def kept(make: Callable[Concatenate[Workbench, P], T]) -> Callable[Concatenate[Workbench, P], T]:
+    """Make it once on a workbench for the same arguments, as `Workbench.keep` does."""
+    signature = inspect.signature(make)
+
+    @functools.wraps(make)
+    def once(bench: Workbench, /, *args: P.args, **options: P.kwargs) -> T:
+        given = signature.bind(bench, *args, **options)
+        given.apply_defaults()
+        name = (make.__qualname__, *list(given.arguments.values())[1:])
+        return bench.keep(name, lambda: make(bench, *args, **options))
+
+    return once
 
 
 @functools.partial(jax.jit, static_argnames="d")
@@ -276,10 +260,3 @@ def rotations(keys: Array, d: int) -> Array:
 def _sample(data: Distribution, key: Array) -> Any:
     """The prompts that classical methods are tuned on."""
     return data.quadratics(key, 20_000)
-
-
-TUNED: list[tuple[str, Callable, int]] = [
-    ("GD", gradient_descent, 1),
-    ("Momentum GD", momentum, 2),
-    ("NAG", nesterov, 2),
-]

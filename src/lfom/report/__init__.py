@@ -2,15 +2,6 @@
 
 from lfom.report.page import write_report
 from lfom.report.plots import plot_experiment
-from lfom.report.results import Claim, Meta, Result, Row, is_finished, read_experiment
+from lfom.report.results import is_finished, read_experiment
 
-__all__ = [
-    "Claim",
-    "Meta",
-    "Result",
-    "Row",
-    "is_finished",
-    "plot_experiment",
-    "read_experiment",
-    "write_report",
-]
+__all__ = ["is_finished", "plot_experiment", "read_experiment", "write_report"]

@@ -1,10 +1,7 @@
 """The figure of a method: its accuracy per step where it was learned, and its residual polynomial."""
 
-import io
 from pathlib import Path
-from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -14,7 +11,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 from lfom.core.checks import InputError
 from lfom.core.files import write_whole
 from lfom.core.methods import Algorithm, Learned
-from lfom.report.plots import SETTINGS
+from lfom.report.plots import our_settings, saved
 from lfom.report.style import colour
 from lfom.solving.certificate import Certificate, residual_polynomials
 
@@ -29,19 +26,14 @@ def plot_method(method: Algorithm, path: Path) -> None:
         raise InputError(
             "nothing is known of this method to draw: it was not learned, and has no polynomial."
         )
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        settings: Any = matplotlib.rcParams
-        settings.update(SETTINGS)
+    with our_settings():
         figure = Figure(figsize=(9.6 if len(panels) > 1 else 5.2, 3.8), layout="constrained")
         FigureCanvasAgg(figure)
         for draw, axes in zip(panels, figure.subplots(1, len(panels), squeeze=False)[0], strict=True):
             draw(axes)
         name = "" if method.structure is None else f"{method.structure.name}, "
         figure.suptitle(f"{name}{method.steps} steps", fontsize=10)
-        content = io.BytesIO()
-        figure.savefig(content, format="png", dpi=160, metadata={"Software": None})
-    write_whole(path, content.getvalue())
+        write_whole(path, saved(figure))
 
 
 def _accuracy(axes: Axes, facts: Learned) -> None:

@@ -76,11 +76,8 @@ def _counts(found: list[Result]) -> str:
     if not found:
         return "No experiment has finished yet. Run <code>lfom reproduce</code>."
     words = {"holds": "hold", "fails": "fail", "partly": "hold partly"}
-    parts = [
-        f'<span class="verdict {verdict}">{verdicts.count(verdict)} {words[verdict]}</span>'
-        for verdict in VERDICTS
-        if verdict in verdicts
-    ]
+    shown = {verdict: verdicts.count(verdict) for verdict in VERDICTS if verdict in verdicts}
+    parts = [f'<span class="verdict {one}">{count} {words[one]}</span>' for one, count in shown.items()]
     return f"Of {len(verdicts)} claims, " + ", ".join(parts) + "."
 
 

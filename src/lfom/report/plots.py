@@ -1,8 +1,10 @@
 """The figure of one experiment as PNG and SVG: same data, same bytes."""
 
+import contextlib
 import io
 import math
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,19 +36,32 @@ SETTINGS: dict[str, Any] = {
 }
 
 
+@contextlib.contextmanager
+def our_settings() -> Iterator[None]:
+    """What a reader's own settings say must not change a figure."""
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        settings: Any = matplotlib.rcParams
+        settings.update(SETTINGS)
+        yield
+
+
+def saved(figure: Figure, kind: str = "png") -> bytes:
+    """The figure as a file that is the same for the same data."""
+    content = io.BytesIO()
+    dates = {"Software": None} if kind == "png" else {"Date": None, "Creator": None}
+    figure.savefig(content, format=kind, dpi=160, metadata=dates)
+    return content.getvalue()
+
+
 def plot_experiment(folder: Path) -> None:
     """Draw figure.png and figure.svg of an experiment folder from its curves.csv and meta.json."""
     folder = Path(folder)
     result = read_experiment(folder)
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()  # what a reader's own settings say must not change the figure
-        settings: Any = matplotlib.rcParams
-        settings.update(SETTINGS)
+    with our_settings():
         figure = draw(result)
-        for suffix, metadata in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
-            content = io.BytesIO()
-            figure.savefig(content, format=suffix, dpi=160, metadata=metadata)
-            write_whole(folder / f"figure.{suffix}", content.getvalue())
+        for kind in ("png", "svg"):
+            write_whole(folder / f"figure.{kind}", saved(figure, kind))
 
 
 def draw(result: Result) -> Figure:
@@ -54,17 +69,18 @@ def draw(result: Result) -> Figure:
     shown = panels(result)
     columns = min(len(shown), 3)
     lines = -(-len(shown) // columns)
-    legend = _by_last_value(
-        list({one.label: one for panel in shown for one in panel.series if one.main}.values())
-    )
-    handles = [_handle(one) for one in legend]
+    labelled = {one.label: one for panel in shown for one in panel.series if one.main}
+    # Top to bottom as the curves end on the right, so that legend and lines are read across.
+    legend = sorted(labelled.values(), key=lambda one: one.end, reverse=True)
+    handles = [Line2D([], [], label=textwrap.fill(_together(one), 32), **_style(one)) for one in legend]
     # All lengths in inches; the layout is computed here because matplotlib's own moves with the legend.
     left, panel_width, panel_height, gap, legend_width = 0.75, 4.6 if columns == 1 else 3.5, 3.3, 0.75, 2.85
     width = left + columns * panel_width + (columns - 1) * gap + legend_width
     title = textwrap.wrap(result.meta.title, int(10.3 * width))
     note = textwrap.wrap(error_note(legend), int(17 * width))
     top, bottom = 0.3 + 0.2 * len(title), 0.65 + 0.14 * len(note)
-    legend_height = 0.1 + sum(0.14 + 0.08 for one in handles) + 0.14 * sum(_breaks(one) for one in handles)
+    breaks = sum(str(one.get_label()).count("\n") for one in handles)
+    legend_height = 0.1 + sum(0.14 + 0.08 for one in handles) + 0.14 * breaks
     height = top + bottom + max(lines * panel_height + (lines - 1) * gap, legend_height)
 
     figure = Figure(figsize=(width, height))
@@ -104,12 +120,7 @@ def draw_panel(axes: Axes, panel: Panel) -> None:
     """The main curves of one measure."""
     shown = [series for series in panel.series if series.main]
     points = [point for series in shown for point in series.points]
-    edges = [
-        point.mean + sign * (point.error or 0.0)
-        for point in points
-        if point.mean is not None
-        for sign in (-1, 1)
-    ]
+    edges = [p.mean + s * (p.error or 0.0) for p in points if p.mean is not None for s in (-1, 1)]
     low, high = (min(edges), max(edges)) if edges else (-1.0, 1.0)
     margin = 0.05 * (high - low) or max(0.1, 0.05 * abs(high))
     low, high = low - margin, high + margin
@@ -168,25 +179,7 @@ def _style(series: Series) -> dict[str, Any]:
     }
 
 
-def _handle(series: Series) -> Line2D:
-    return Line2D([], [], label=textwrap.fill(_together(series), 32), **_style(series))
-
-
-def _by_last_value(series: list[Series]) -> list[Series]:
-    """Top to bottom as the curves end on the right, so that legend and lines are read across."""
-
-    def end(one: Series) -> float:
-        last = one.points[-1].mean
-        return float("-inf") if last is None else last
-
-    return sorted(series, key=end, reverse=True)
-
-
 def _together(series: Series) -> str:
     """The label; a line may break before the brackets, not inside."""
     brackets = f"({series.scored_on})"
     return series.label.replace(brackets, brackets.replace(" ", "\xa0"))
-
-
-def _breaks(handle: Line2D) -> int:
-    return str(handle.get_label()).count("\n")

@@ -16,17 +16,8 @@ from typing import Any, NoReturn
 from lfom.core.checks import InputError
 
 COLUMNS = (
-    "experiment",
-    "curve",
-    "training",
-    "x",
-    "run",
-    "measure",
-    "value",
-    "stderr",
-    "prompts",
-    "scored_on",
-)
+    "experiment", "curve", "training", "x", "run", "measure", "value", "stderr", "prompts", "scored_on",
+)  # fmt: skip
 TRAININGS = ("paper", "converged", "published", "none")
 SCORED_ON = ("fresh", "training prompts", "adaptation prompts")
 VERDICTS = ("holds", "fails", "partly")
@@ -135,37 +126,31 @@ def _json(path: Path, wanted: type) -> Any:
     return content
 
 
-def _sentences(value: Any) -> str:
-    """A text, or a list of sentences."""
-    if isinstance(value, list) and all(isinstance(part, str) for part in value):
-        return " ".join(value)
-    if not isinstance(value, str):
-        raise ValueError("a text")
-    return value
+def _expected(what: str) -> NoReturn:
+    raise ValueError(what)
 
 
 def _plain(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError("a text")
-    return value
+    return value if isinstance(value, str) else _expected("a text")
 
 
 def _name(value: Any) -> str:
-    if not _plain(value).strip():
-        raise ValueError("a text that is not empty")
-    return value
+    return value if _plain(value).strip() else _expected("a text that is not empty")
 
 
 def _names(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(part, str) for part in value):
-        raise ValueError("a list of texts")
-    return tuple(value)
+    texts = isinstance(value, list) and all(isinstance(part, str) for part in value)
+    return tuple(value) if texts else _expected("a list of texts")
+
+
+def _sentences(value: Any) -> str:
+    """A text, or a list of sentences."""
+    return " ".join(_names(value)) if isinstance(value, list) else _plain(value)
 
 
 def _seconds(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise ValueError("a number of seconds, 0 or more")
-    return float(value)
+    known = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
+    return float(value) if known else _expected("a number of seconds, 0 or more")
 
 
 def _labels(value: Any) -> str | dict[str, str]:
@@ -176,9 +161,8 @@ def _labels(value: Any) -> str | dict[str, str]:
 
 def _scales(value: Any) -> str | dict[str, str]:
     scales = _labels(value)
-    if set(scales.values() if isinstance(scales, dict) else [scales]) - {"linear", "log"}:
-        raise ValueError("linear or log")
-    return scales
+    known = set(scales.values() if isinstance(scales, dict) else [scales]) <= {"linear", "log"}
+    return scales if known else _expected("linear or log")
 
 
 def _field(path: Path, where: str, content: dict[str, Any], key: str, read: Callable[[Any], Any]) -> Any:
@@ -195,24 +179,11 @@ def _meta(path: Path) -> tuple[Meta, int | None]:
     content = _json(path, dict)
     if "seconds" in content:
         content = {"added_seconds": content["seconds"], **content}
-    readers: dict[str, Callable[[Any], Any]] = {
-        "experiment": _name,
-        "title": _plain,
-        "section": _plain,
-        "shows": _sentences,
-        "trained": _sentences,
-        "command": _plain,
-        "x_label": _labels,
-        "y_label": _labels,
-        "x_scale": _scales,
-        "main": _names,
-        "seconds": _seconds,
-        "added_seconds": _seconds,
-        "preset": _plain,
-        "version": _plain,
-        "machine": _plain,
-        "finished": _plain,
-    }
+    readers: dict[str, Callable[[Any], Any]] = dict.fromkeys(Meta.__annotations__, _plain) | {
+        "experiment": _name, "shows": _sentences, "trained": _sentences, "main": _names,
+        "x_label": _labels, "y_label": _labels, "x_scale": _scales,
+        "seconds": _seconds, "added_seconds": _seconds,
+    }  # fmt: skip
     fields = {key: _field(path, "the object", content, key, read) for key, read in readers.items()}
     return Meta(**fields), content.get("rows")
 
@@ -265,43 +236,50 @@ def _row(path: Path, number: int, line: dict[Any, Any], meta: Meta) -> Row:
     if None in line or None in line.values():
         _damaged(path, f"line {number} does not have {len(COLUMNS)} fields")
 
-    def fault(column: str, rule: str) -> NoReturn:
-        _damaged(path, f"{column} on line {number} is {line[column]!r}, expected {rule}")
-
-    def real(column: str) -> float:
+    def read(column: str, reader: Callable[[str], Any]) -> Any:
         try:
-            value = float(line[column])
-        except ValueError:
-            fault(column, "a number")
-        return value if math.isfinite(value) else fault(column, "a finite number")
+            return reader(line[column])
+        except ValueError as error:
+            _damaged(path, f"{column} on line {number} is {line[column]!r}, expected {error}")
 
-    def whole(column: str) -> int | None:
-        if line[column] == "":
-            return None
-        value = real(column)
-        return int(value) if value == int(value) and value >= 0 else fault(column, "a whole number")
+    def place(text: str) -> float:
+        logarithmic = for_measure(meta.x_scale, line["measure"], "linear") == "log"
+        x = _real(text)
+        return x if x > 0 or not logarithmic else _expected("more than 0 on a logarithmic axis")
 
-    def one_of(column: str, allowed: tuple[str, ...]) -> str:
-        return line[column] if line[column] in allowed else fault(column, " or ".join(allowed))
+    read("experiment", _one_of(meta.experiment))
+    return Row(**{column: read(column, reader) for column, reader in (READERS | {"x": place}).items()})
 
-    one_of("experiment", (meta.experiment,))
-    for column in ("curve", "measure"):
-        if not line[column]:
-            fault(column, "a name")
-    x, measure = real("x"), line["measure"]
-    if x <= 0 and for_measure(meta.x_scale, measure, "linear") == "log":
-        fault("x", "more than 0 on a logarithmic axis")
-    return Row(
-        curve=line["curve"],
-        training=one_of("training", TRAININGS),
-        x=x,
-        run=whole("run"),
-        measure=measure,
-        value=real("value"),
-        stderr=None if line["stderr"] == "" else real("stderr"),
-        prompts=whole("prompts"),
-        scored_on=one_of("scored_on", SCORED_ON),
-    )
+
+def _real(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        _expected("a number")
+    return value if math.isfinite(value) else _expected("a finite number")
+
+
+def _whole(text: str) -> int:
+    value = _real(text)
+    return int(value) if value == int(value) and value >= 0 else _expected("a whole number")
+
+
+def _one_of(*allowed: str) -> Callable[[str], str]:
+    return lambda text: text if text in allowed else _expected(" or ".join(allowed))
+
+
+# How the columns of curves.csv are read; an empty run, stderr or prompts is None.
+READERS: dict[str, Callable[[str], Any]] = {
+    "curve": lambda text: text or _expected("a name"),
+    "training": _one_of(*TRAININGS),
+    "x": _real,
+    "run": lambda text: _whole(text) if text else None,
+    "measure": lambda text: text or _expected("a name"),
+    "value": _real,
+    "stderr": lambda text: _real(text) if text else None,
+    "prompts": lambda text: _whole(text) if text else None,
+    "scored_on": _one_of(*SCORED_ON),
+}
 
 
 def for_measure(labels: str | dict[str, str], measure: str, otherwise: str) -> str:

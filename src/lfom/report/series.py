@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter, defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 
 from lfom.report.results import FLOOR, Result, Row, for_measure
@@ -38,7 +38,8 @@ class Series:
     points: tuple[Point, ...]
     main: bool
     colour: int
-    layer: int  # curves of the same training lie under one another, each wider than the one above
+    layer: int  # curves of the same training lie under one another, each wider than the one above: where
+    # they coincide the lower one still shows at the rim
 
     @property
     def label(self) -> str:
@@ -51,6 +52,12 @@ class Series:
         return self.scored_on != "fresh"
 
     @property
+    def end(self) -> float:
+        """The value at the right edge."""
+        last = self.points[-1].mean
+        return -math.inf if last is None else last
+
+    @property
     def banded(self) -> bool:
         return any(point.spread is not None for point in self.points)
 
@@ -59,7 +66,6 @@ class Series:
 class Panel:
     """All curves of one measure."""
 
-    measure: str
     x_label: str
     y_label: str
     log_x: bool
@@ -96,41 +102,19 @@ def panels(result: Result) -> tuple[Panel, ...]:
     slots = colour_slots(row.curve for row in result.rows)
     found = []
     for index, (measure, curves) in enumerate(gathered.items()):
-        all_main = not any(f"{curve}|{training}" in meta.main for curve, training, _ in curves)
-        series = [
-            Series(
-                curve=curve,
-                training=training,
-                scored_on=scored_on,
-                points=_points(rows),
-                main=all_main or f"{curve}|{training}" in meta.main,
-                colour=slots[curve],
-                layer=0,
-            )
-            for (curve, training, scored_on), rows in curves.items()
-        ]
+        main = {at for at in curves if f"{at[0]}|{at[1]}" in meta.main} or set(curves)
+        above: Counter[str] = Counter()
+        series = []
+        for at in sorted(curves, key=lambda at: at not in main):
+            curve, training, _ = at
+            layer = 0 if training == "none" else min(above[training], 2)
+            above[training] += 1
+            series.append(Series(*at, _points(curves[at]), at in main, slots[curve], layer))
         named = measure.replace("_", " ")
-        found.append(
-            Panel(
-                measure=measure,
-                x_label=for_measure(meta.x_label, measure, "x"),
-                y_label=named
-                if index and isinstance(meta.y_label, str)
-                else for_measure(meta.y_label, measure, named),
-                log_x=for_measure(meta.x_scale, measure, "linear") == "log",
-                series=_layered(sorted(series, key=lambda one: not one.main)),
-            )
-        )
-    return tuple(found)
-
-
-def _layered(series: list[Series]) -> tuple[Series, ...]:
-    """Where curves coincide the lower one still shows at the rim."""
-    above: Counter[str] = Counter()
-    found = []
-    for one in series:
-        found.append(replace(one, layer=min(above[one.training], 2) if one.training != "none" else 0))
-        above[one.training] += 1
+        own = index and isinstance(meta.y_label, str)  # the label is that of the first measure
+        y_label = named if own else for_measure(meta.y_label, measure, named)
+        log_x = for_measure(meta.x_scale, measure, "linear") == "log"
+        found.append(Panel(for_measure(meta.x_label, measure, "x"), y_label, log_x, tuple(series)))
     return tuple(found)
 
 

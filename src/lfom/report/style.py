@@ -7,32 +7,15 @@ from itertools import chain, count
 
 # (on white, on dark), told apart with the common colour-vision deficiencies as far as so many can be.
 PALETTE = (
-    ("#111111", "#f2f2f2"),
-    ("#0072b2", "#5cb3ea"),
-    ("#d55e00", "#ff9248"),
-    ("#009e73", "#2fcf9f"),
-    ("#aa4499", "#e48fd5"),
-    ("#2f9fdc", "#a5dcff"),
-    ("#8c6d1f", "#d6b95c"),
-    ("#777777", "#a9a9a9"),
-    ("#332288", "#a99df5"),
-    ("#882255", "#ea86b0"),
-    ("#117777", "#5fcaca"),
-    ("#cc6677", "#f7a1ad"),
-    ("#a08c00", "#eada6a"),
-    ("#6f3f1f", "#c99a78"),
-)
+    ("#111111", "#f2f2f2"), ("#0072b2", "#5cb3ea"), ("#d55e00", "#ff9248"), ("#009e73", "#2fcf9f"),
+    ("#aa4499", "#e48fd5"), ("#2f9fdc", "#a5dcff"), ("#8c6d1f", "#d6b95c"), ("#777777", "#a9a9a9"),
+    ("#332288", "#a99df5"), ("#882255", "#ea86b0"), ("#117777", "#5fcaca"), ("#cc6677", "#f7a1ad"),
+    ("#a08c00", "#eada6a"), ("#6f3f1f", "#c99a78"),
+)  # fmt: skip
 # The curves that many figures share keep their colour in all of them.
 SHARED = (
-    "CGD",
-    "Memformer",
-    "Linear Transformer",
-    "exact optimum",
-    "Preconditioned CGD",
-    "NAG",
-    "Momentum GD",
-    "GD",
-)
+    "CGD", "Memformer", "Linear Transformer", "exact optimum", "Preconditioned CGD", "NAG", "Momentum GD", "GD",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -79,15 +79,11 @@ def _by_value(panel: Panel) -> str:
         f'<th scope="col" class="number">{escape(panel.y_label)}</th>'
         '<th scope="col">Runs</th><th scope="col">Prompts</th><th scope="col">Scored on</th></tr>'
     )
-    lines = [
-        _line(
-            series,
-            f'<td class="number">{position(point.x)}</td><td class="number">{_value(point)}</td>',
-            (point,),
-        )
-        for series in panel.series
-        for point in series.points
-    ]
+    lines = []
+    for series in panel.series:
+        for point in series.points:
+            cells = f'<td class="number">{position(point.x)}</td><td class="number">{_value(point)}</td>'
+            lines.append(_line(series, cells, (point,)))
     return _table("numbers long", head, lines) + _key(panel)
 
 
