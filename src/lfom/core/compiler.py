@@ -6,13 +6,12 @@ turns it off for a whole process. The command line sets it. A library should not
 set `lfom.core.arrays` writes its sums as loops.
 """
 
+import functools
 import os
+from typing import Any
 
+import equinox as eqx
 import jax
-
-# For programs that draw random numbers and run a few times: they compile twice as fast (prompts for five runs
-# 1.3 s of a core instead of 2.5) and run 1.3 times slower. Programs of few sums gain nothing by it.
-COMPILE_FAST: dict[str, int] = {"xla_backend_optimization_level": 1}
 
 FIRST_HANDED_OVER = (0, 10, 2)
 FIRST_NOT_TRIED = (0, 12)  # a flag that jaxlib does not know ends the process, so newer ones are left alone
@@ -28,3 +27,8 @@ def keep_sums() -> None:
     """Have XLA compile sums itself. To be called before anything is computed: flags are read once."""
     if sums_are_handed_over() and jax.__version_info__ < FIRST_NOT_TRIED:
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {PRODUCTS_ALONE}".strip()
+
+
+# `jit` for programs that draw random numbers and run a few times: they compile twice as fast (prompts for five
+# runs take 1.3 s of a core instead of 2.5) and run 1.3 times slower. Other programs gain nothing by it.
+jit_draws: Any = functools.partial(eqx.filter_jit, compiler_options={"xla_backend_optimization_level": 1})

@@ -1,7 +1,6 @@
 """Training on a fixed set of prompts instead of fresh ones: the sets, the fits and their scores."""
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -11,6 +10,7 @@ import numpy as np
 
 from lfom.core.arrays import as_array
 from lfom.core.coefficients import CoordinateWise
+from lfom.core.compiler import jit_draws
 from lfom.core.memories import Bank
 from lfom.core.methods import Algorithm, Method
 from lfom.core.preconditioners import Full, Identity
@@ -103,7 +103,7 @@ def train_on_sets(
     return OnSets(*map(table, shown))
 
 
-@functools.partial(jax.jit, static_argnames="count")
+@jit_draws
 def asked(data: Any, keys: Any, count: int) -> Quadratic:
     """Prompts with one sampled query; runs lead, prompts are last."""
     draw = lambda one, key: Quadratic.of(one.prompts(key, count))  # noqa: E731

@@ -1,7 +1,6 @@
 """Scores on shifted prompts, of adapted experts and of what they have to beat: made once, used by several figures."""
 
 import dataclasses
-import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ import numpy as np
 
 from lfom.adaptation import PerPrompt, adapt
 from lfom.core.arrays import as_array
+from lfom.core.compiler import jit_draws
 from lfom.core.parameters import leaves
 from lfom.core.readers import Normalised
 from lfom.core.runs import PerRun, concatenate, joined
@@ -137,7 +137,7 @@ def single_models(bench: Workbench) -> dict[str, PerRun]:
     }
 
 
-@functools.partial(jax.jit, static_argnames="count")
+@jit_draws
 def draw(data: Any, keys: Any, count: int) -> Prompt:
     return jax.vmap(lambda one, key: one.prompts(key, count))(data.stacked, keys)
 

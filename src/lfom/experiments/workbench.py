@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-import equinox as eqx
 import jax
 import numpy as np
 from jax import Array
 
+from lfom.core.compiler import jit_draws
 from lfom.core.runs import PerRun, fingerprint
 from lfom.core.threads import in_threads
 from lfom.experiments.rows import Curves, by_depth
@@ -251,12 +251,12 @@ def kept(make: Callable[Concatenate[Workbench, P], T]) -> Callable[Concatenate[W
     return once
 
 
-@functools.partial(jax.jit, static_argnames="d")
+@jit_draws
 def rotations(keys: Array, d: int) -> Array:
     return jax.vmap(lambda key: haar_rotation(key, d))(keys)
 
 
-@eqx.filter_jit
+@jit_draws
 def _sample(data: Distribution, key: Array) -> Any:
     """The prompts that classical methods are tuned on."""
     return data.quadratics(key, 20_000)

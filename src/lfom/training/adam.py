@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +13,7 @@ from jax import Array
 from jaxtyping import Float
 
 from lfom.core.arrays import as_array
-from lfom.core.compiler import COMPILE_FAST
+from lfom.core.compiler import jit_draws
 from lfom.core.methods import Algorithm
 from lfom.core.problems import Problem
 from lfom.core.unroll import last_residual
@@ -107,7 +106,7 @@ def make_block(parameters: Parameters, adam: Adam) -> Callable:
     return jax.jit(block)
 
 
-@eqx.filter_jit(compiler_options=COMPILE_FAST)
+@jit_draws
 def _batches(source: Any, keys: Array, size: int) -> Problem:
     """One batch per run."""
     return jax.vmap(lambda one, key: source.batch(one, key, size))(source.arrays, keys)

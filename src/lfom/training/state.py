@@ -5,14 +5,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from lfom.core.arrays import as_array
-from lfom.core.compiler import COMPILE_FAST
+from lfom.core.compiler import jit_draws
 from lfom.training.parameters import Parameters
 
 
@@ -54,7 +53,7 @@ class Pilot:
     largest: np.ndarray  # (runs,) mean of the largest eigenvalue
 
 
-@eqx.filter_jit(compiler_options=COMPILE_FAST)
+@jit_draws
 def _first_grams(source: Any, keys: Array) -> Array:
     return jax.vmap(lambda arrays, key: source.draw(arrays, key, jnp.asarray(0)).gram)(source.arrays, keys)
 
