@@ -7,11 +7,20 @@ import jax
 import pytest
 from jaxtyping import install_import_hook
 
-# Installed before the first import of lfom: every module is checked.
+# Installed before the first import of lfom: every module of a folder that says shapes is checked.
+HAVE_SHAPES = (
+    "core",
+    "prompts",
+    "methods",
+    "limits",
+    "training",
+    "adaptation",
+    "solving",
+    "experiments",
+    "bench",
+)
 if importlib.util.find_spec("beartype"):  # not on every machine that runs the tests
-    install_import_hook(
-        [f"lfom.{name}" for name in ("core", "prompts", "methods", "limits", "bench")], "beartype.beartype"
-    )
+    install_import_hook([f"lfom.{name}" for name in HAVE_SHAPES], "beartype.beartype")
 
 
 # With --dist loadfile the tests of a file stay in one process, which compiles and learns what they share

@@ -3,8 +3,15 @@
 import importlib.metadata
 
 from lfom.adaptation import Adaptation, PerPrompt, adapt
+from lfom.core import coefficients, memories, preconditioners, problems, readers
 from lfom.core.checks import InputError
-from lfom.core.methods import Method, Mixture
+from lfom.core.coefficients import Coefficient
+from lfom.core.memories import Memory
+from lfom.core.methods import Algorithm, Method, Mixture
+from lfom.core.parameters import parameter, part
+from lfom.core.preconditioners import Preconditioner
+from lfom.core.problems import Problem
+from lfom.core.readers import Reader
 from lfom.limits.optimum import exact_optimum, sampled_optimum
 from lfom.methods import theorems
 from lfom.methods.classical import (
@@ -25,6 +32,7 @@ from lfom.methods.memformer import linear_transformer, memformer, mixture
 from lfom.prompts.distributions import (
     PUBLISHED_SPECTRUM,
     TEXT_SPECTRUM,
+    Distribution,
     GaussianMixture,
     LinearRegression,
     haar_rotation,
@@ -45,10 +53,14 @@ __all__ = [
     "Adam",
     "adapt",
     "Adaptation",
+    "Algorithm",
     "AnyOf",
     "chebyshev",
+    "Coefficient",
+    "coefficients",
     "conjugate_gradient",
     "ConvexLosses",
+    "Distribution",
     "evaluate",
     "exact_optimum",
     "Fit",
@@ -71,18 +83,28 @@ __all__ = [
     "LinearSystems",
     "load_method",
     "memformer",
+    "memories",
+    "Memory",
     "Method",
-    "mixture",
     "Mixture",
+    "mixture",
     "momentum",
     "nesterov",
+    "parameter",
+    "part",
     "PerPrompt",
     "PerRun",
     "preconditioned_gradient_descent",
+    "Preconditioner",
+    "preconditioners",
+    "Problem",
+    "problems",
     "Prompt",
     "prompt_from_arrays",
     "PUBLISHED_SPECTRUM",
     "RandomScale",
+    "Reader",
+    "readers",
     "ridge",
     "run",
     "sampled_optimum",

@@ -44,7 +44,7 @@ class PerPrompt(Algorithm):
     """
 
     switches_off = False  # its gates are fitted through all of its layers
-    model: Mixture
+    model: Any  # with gates
     steps: int = eqx.field(static=True, default=STEPS)
 
     def __check_init__(self) -> None:

@@ -46,14 +46,16 @@ class Memory(eqx.Module):
     def has_numbers(self) -> bool:
         return False
 
-    @abc.abstractmethod
     def start(self, nothing: Any, state: Any, problem: Problem, room: int | None) -> Any:
-        """What is remembered before the first layer. nothing: the direction of zeros. room: see Algorithm."""
+        """What is remembered before the first layer: one direction, of zeros, unless a memory says otherwise.
+        room: see Algorithm."""
+        return nothing
 
     @abc.abstractmethod
     def __call__(
         self, direction: Any, past: Any, state: Any, problem: Problem, layer: Array | int
-    ) -> tuple[Any, Any]: ...
+    ) -> tuple[Any, Any]:
+        """The step of a layer, and what is remembered after it."""
 
     def table(self, depth: int) -> tuple[Any, Any]:
         """[l, j]: the coefficient of direction j in the step of layer l, a number or one per coordinate, for
@@ -138,9 +140,6 @@ class Register(Memory):
             row = gamma[layer] * row + units[layer]
             rows.append(alpha[layer] * row)
         return (numpy_or_jax(alpha, gamma).stack(rows),) * 2
-
-    def start(self, nothing: Any, state: Any, problem: Problem, room: int | None) -> Any:
-        return nothing
 
     def __call__(
         self, direction: Any, past: Any, state: Any, problem: Problem, layer: Array | int

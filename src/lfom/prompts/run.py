@@ -13,7 +13,7 @@ from lfom.core import checks
 from lfom.core.arrays import PROMPTS_LAST
 from lfom.core.methods import Algorithm
 from lfom.core.parameters import check_layers, leaves, replaced
-from lfom.core.problems import Examples, IterateProblem, Quadratic, Tokens
+from lfom.core.problems import Examples, IterateProblem, Problem, Quadratic, Tokens
 from lfom.core.states import BOTH
 from lfom.core.unroll import unroll
 from lfom.prompts.prompt import Prompt, checked
@@ -22,19 +22,20 @@ from lfom.prompts.prompt import Prompt, checked
 class Trajectory(eqx.Module):
     """What `run` returns: predictions after 0, 1, ..., depth steps, and w where it exists.
 
-    Steps lead: predictions (depth+1, *prompts), weights (depth+1, *prompts, d).
+    Steps lead: predictions (depth+1, *prompts), weights (depth+1, *prompts, d). On a Problem predictions
+    are what it reads out: w, where its state is an iterate.
     """
 
-    predictions: Float[Array, "steps *prompts"]
+    predictions: Float[Array, "steps ..."]
     weights: Float[Array, "steps *prompts d"] | None
     view: str = eqx.field(static=True)
 
 
-def run(algorithm: Algorithm, prompt: Prompt, *, view: str | None = None) -> Trajectory:
-    """Run a method on one prompt, or on a batch of them, and keep every step.
+def run(algorithm: Algorithm, prompt: Prompt | Problem, *, view: str | None = None) -> Trajectory:
+    """Run a method on one prompt, on a batch of them, or on a Problem, and keep every step.
 
     The view is the library's choice: iterates where they exist, tokens otherwise. Pass
-    view="tokens" or view="iterates" to insist.
+    view="tokens" or view="iterates" to insist. A Problem is its own view.
 
     >>> from lfom import LinearRegression, gradient_descent
     >>> prompts = LinearRegression([1.0, 0.5], context=6).prompts(jax.random.key(0), 3)
@@ -43,6 +44,8 @@ def run(algorithm: Algorithm, prompt: Prompt, *, view: str | None = None) -> Tra
     """
     checks.count("depth", algorithm.depth)
     check_layers(algorithm, algorithm.depth)
+    if isinstance(prompt, Problem):  # a user's argument: a prompt, or a problem
+        return _on_problem(algorithm, prompt)
     if view is not None:
         checks.known("view", view, BOTH)
     elif not algorithm.views:
@@ -91,6 +94,11 @@ def _on_iterates(algorithm: Algorithm, prompt: Prompt) -> Trajectory:
 
         w = _each(one, algorithm, prompt)
     return Trajectory(jnp.sum(w * prompt.query, axis=-1), w, "iterates")
+
+
+@eqx.filter_jit
+def _on_problem(algorithm: Algorithm, problem: Problem) -> Trajectory:
+    return Trajectory(unroll(algorithm, problem), None, type(problem).__name__)
 
 
 RUNNERS = {"tokens": _on_tokens, "iterates": _on_iterates}

@@ -21,7 +21,7 @@ ITERATIONS = 150
 
 
 def learn(
-    problems: Problems,
+    problems: Any,
     steps: int = 8,
     structure: str | Iterable[str] = "auto",
     seed: int = 0,

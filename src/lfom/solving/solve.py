@@ -21,7 +21,7 @@ from lfom.solving.records import Solution
 LONGEST = 1_000  # steps, where a tolerance is given and no number of steps
 
 
-def solve(method: Algorithm, problems: Problems, steps: int | None, tolerance: float | None) -> Solution:
+def solve(method: Algorithm, problems: Any, steps: int | None, tolerance: float | None) -> Solution:
     """See `Method.solve`."""
     _check(method, problems)
     given = budget(method, steps, tolerance, problems.shape, problems.dtype)

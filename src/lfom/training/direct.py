@@ -144,7 +144,7 @@ class Direct:
     def coordinates(self, vectors: np.ndarray) -> np.ndarray:
         return vectors[..., self._parameters.index]
 
-    def equations(self, vectors: np.ndarray, keys: Array, *span: Array) -> tuple[Array, ...]:
+    def equations(self, vectors: np.ndarray, keys: Array, *span: Any) -> tuple[Array, ...]:
         return self._run(self._accumulate, vectors, keys, *span[:2])[:2]
 
     def candidates(
@@ -154,10 +154,10 @@ class Direct:
         found[..., self._parameters.index] += damped_steps(normal, slope, damping)
         return found
 
-    def score(self, candidates: np.ndarray, keys: Array, *span: Array) -> tuple[Array, ...]:
+    def score(self, candidates: np.ndarray, keys: Array, *span: Any) -> tuple[Array, ...]:
         return self._run(self._score, candidates, keys, *span[:2])
 
-    def _run(self, program: Callable, vectors: np.ndarray, *rest: Array) -> tuple[Array, ...]:
+    def _run(self, program: Callable, vectors: np.ndarray, *rest: Any) -> tuple[Array, ...]:
         source = self._setting.source
         return program(as_array(vectors, float), self._setting.actives, source.arrays, *rest)
 

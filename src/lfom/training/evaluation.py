@@ -5,7 +5,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -14,6 +14,7 @@ import numpy as np
 from jax import Array
 
 from lfom.core import checks
+from lfom.core.arrays import as_array
 from lfom.core.methods import Algorithm
 from lfom.core.parameters import widened
 from lfom.core.problems import Problem, Quadratic
@@ -26,8 +27,7 @@ FLOOR = -60.0  # what the log of a loss that is zero to rounding is written as
 WORST = 1e-4  # the share of prompts called the worst
 
 
-class Progress(Protocol):
-    def __call__(self, done: float, text: str) -> None: ...
+Progress = Callable[[float, str], None]  # (the part that is done, in words)
 
 
 @dataclass(frozen=True)
@@ -184,13 +184,13 @@ def evaluate(
     views = tuple(sorted({entry.view for entry in entries}))
 
     def draw(run: int, index: int) -> dict[str, Problem]:
-        return _draw(sources[run], key, index, run, chunk, views)
+        return _draw(sources[run], key, as_array(np.int32(index)), as_array(np.int32(run)), chunk, views)
 
     chunks = max(prompts // chunk, 1)
     return _scores(entries, draw, len(sources), chunks, chunks * chunk, progress)
 
 
-@functools.partial(jax.jit, static_argnames=("chunk", "views"))
+@eqx.filter_jit
 def _draw(
     source: Any, key: Array, index: Array, run: Array, chunk: int, views: tuple[str, ...]
 ) -> dict[str, Problem]:

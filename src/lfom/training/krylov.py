@@ -222,12 +222,12 @@ class Krylov:
         M, c = self._view(vectors)
         return np.concatenate([M[..., *self._triangle], c], axis=-1)
 
-    def equations(self, vectors: np.ndarray, keys: Array, *span: Array) -> tuple[Any, ...]:
+    def equations(self, vectors: np.ndarray, keys: Array, *span: Any) -> tuple[Any, ...]:
         M, c = self._view(vectors)
         found = _accumulate(*self._sent(M, c), self._source, keys, *span)
         return tuple(np.asarray(a, np.float64) for a in found)
 
-    def score(self, candidates: np.ndarray, keys: Array, *span: Array) -> tuple[Array, ...]:
+    def score(self, candidates: np.ndarray, keys: Array, *span: Any) -> tuple[Array, ...]:
         return _score(*self._sent(*self._view(candidates)), self._source, keys, *span)
 
     def candidates(

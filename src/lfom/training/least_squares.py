@@ -9,7 +9,7 @@ compiled loops, so memory does not grow with their number. Runs and depths are b
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 from jax import Array
@@ -68,6 +68,7 @@ class LeastSquares:
         return min(first, last), last
 
 
+@runtime_checkable
 class Passes(Protocol):
     """Passes over prompts in some coordinates of the models: `Direct` for all, `Krylov` where it exists.
 
@@ -83,7 +84,7 @@ class Passes(Protocol):
     def coordinates(self, vectors: np.ndarray) -> np.ndarray:
         """Where models stand, (runs, depths, p)."""
 
-    def equations(self, vectors: np.ndarray, keys: Array, *span: Array) -> tuple[Array, ...]:
+    def equations(self, vectors: np.ndarray, keys: Array, *span: Any) -> tuple[Array, ...]:
         """J^T J and J^T r in these coordinates over a span."""
 
     def candidates(
@@ -91,7 +92,7 @@ class Passes(Protocol):
     ) -> np.ndarray:
         """Models to try (runs, depths, 1 + dampings, all): the present one first."""
 
-    def score(self, candidates: np.ndarray, keys: Array, *span: Array) -> tuple[Array, ...]:
+    def score(self, candidates: np.ndarray, keys: Array, *span: Any) -> tuple[Array, ...]:
         """For each candidate the sums of its loss, of its gain over the first, and of that squared."""
 
 
@@ -119,7 +120,7 @@ def run_least_squares(phase: Phase, options: LeastSquares, setting: Setting, sta
             training,
             limits[0],
             setting,
-            (0, 0.7),
+            (0.0, 0.7),
         )
         last = state.level == len(levels) - 1 and not fixed
         if last and state.extra:  # the last passes are added up: together they are one larger sample
@@ -128,7 +129,7 @@ def run_least_squares(phase: Phase, options: LeastSquares, setting: Setting, sta
             raise setting.diverged(slope.sum(axis=-1), state, f"pass {state.step}")
         candidates = passes.candidates(state.vectors, normal, slope, damping)
         total, gain, square = _total(
-            lambda *span, c=candidates: passes.score(c, keys, *span), judging, limits[1], setting, (0.7, 1)
+            lambda *span, c=candidates: passes.score(c, keys, *span), judging, limits[1], setting, (0.7, 1.0)
         )
         if not np.isfinite(total[..., 0]).all():
             raise setting.diverged(total[..., 0], state, f"pass {state.step}")

@@ -27,7 +27,11 @@ class Fresh(eqx.Module):
 
     @property
     def arrays(self) -> Any:
-        return self.distributions
+        return eqx.filter(self.distributions, eqx.is_array)
+
+    def _whole(self, arrays: Any) -> Any:
+        """One run's distribution: its arrays, and what all runs have in common."""
+        return eqx.combine(arrays, eqx.filter(self.distributions, eqx.is_array, inverse=True))
 
     @property
     def runs(self) -> int:
@@ -43,12 +47,12 @@ class Fresh(eqx.Module):
         judges = -(-chunks // 2)
         return range(chunks), range(chunks, chunks + judges), judges * self.chunk
 
-    def draw(self, distribution: Any, key: Array, chunk: Array) -> Quadratic:
-        return distribution.quadratics(jax.random.fold_in(key, chunk), self.chunk)
+    def draw(self, arrays: Any, key: Array, chunk: Array) -> Quadratic:
+        return self._whole(arrays).quadratics(jax.random.fold_in(key, chunk), self.chunk)
 
-    def batch(self, distribution: Any, key: Array, size: int) -> Problem:
+    def batch(self, arrays: Any, key: Array, size: int) -> Problem:
         """A batch with one sampled query per prompt, as in the paper's training."""
-        return OF_PROMPT[self.view](distribution.prompts(key, size))
+        return OF_PROMPT[self.view](self._whole(arrays).prompts(key, size))
 
 
 class Fixed(eqx.Module):
