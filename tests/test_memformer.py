@@ -110,3 +110,10 @@ def test_gates_start_at_the_mean() -> None:
 def test_bad_models_are_refused_at_once(build: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         build()
+
+
+@pytest.mark.parametrize("memory", ["none", "register", "conjugate"])
+@pytest.mark.parametrize("option", [{"gamma": "rows"}, {"tied": True}, {"own_is_one": True}])
+def test_options_of_a_bank_are_refused_for_other_memories(memory: str, option: dict) -> None:
+    with pytest.raises(InputError, match=f"{next(iter(option))} shape.*bank.*{memory}"):
+        memformer(3, 2, memory=memory, key=jax.random.key(0), **option)

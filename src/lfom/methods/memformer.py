@@ -56,6 +56,12 @@ def memformer(
     checks.known("memory", memory, MEMORIES)
     checks.known("preconditioner", preconditioner, PRECONDITIONERS)
     checks.known("gamma", gamma, GAMMAS)
+    of_bank = {"gamma": gamma != "scalar", "tied": tied, "own_is_one": own_is_one}
+    if memory != "bank" and any(of_bank.values()):
+        names = " and ".join(name for name, given in of_bank.items() if given)
+        raise InputError(
+            f"{names} shape the coefficients of a bank, and memory is {memory!r}: leave them out."
+        )
     if memory == "conjugate":
         if covariates or heads > 1:
             raise InputError(

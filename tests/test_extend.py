@@ -1,0 +1,124 @@
+"""docs/extend.md runs as it stands; and what a user writes from it works where the page does not go."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import lfom
+import lfom.core.unroll
+from lfom import Method, adapt, evaluate, fit, mixture, run
+from lfom.core.parameters import kinds
+
+PAGE = Path(__file__).parent.parent / "docs" / "extend.md"
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf8"), re.DOTALL)
+KEY = jax.random.key(0)
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Everything that the page defines, once it has run from top to bottom in an empty folder."""
+    found: dict[str, Any] = {"__name__": "page"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("page"))
+        for number, block in enumerate(BLOCKS):
+            exec(compile(block, f"docs/extend.md, block {number}", "exec"), found)
+    return found
+
+
+def test_every_block_is_short() -> None:
+    assert BLOCKS
+    assert max(len(block.strip().splitlines()) for block in BLOCKS) <= 40
+
+
+def test_the_page_shows_every_base_class(page: dict[str, Any]) -> None:
+    shown = "\n".join(BLOCKS)
+    for base in (
+        "Memory",
+        "Reader",
+        "Coefficient",
+        "Preconditioner",
+        "Distribution",
+        "Algorithm",
+        "IterateProblem",
+    ):
+        assert re.search(rf"\(lfom\.(problems\.)?{base}\)", shown), base
+
+
+def models(page: dict[str, Any], depth: int) -> dict[str, Any]:
+    """One model with each class of the page."""
+    gradient = lfom.readers.Gradient(lfom.preconditioners.Scaled(jnp.full(depth, 0.4)))
+    P, Q = 0.1 * jax.random.normal(KEY, (2, depth, 4, 4))
+    register = lfom.memories.Register(jnp.ones(depth), jnp.full(depth, 0.1))
+    rank_one = page["RankOne"](jnp.full(depth, 0.3), jnp.asarray([0.1, 0.2, 0.3]))
+    return {
+        "memory": Method(gradient, page["Averaged"](jnp.full(depth, 0.5), jnp.asarray(0.1)), depth),
+        "reader": Method(page["ReluAttention"](P, Q), lfom.memories.Forget(jnp.ones(depth)), depth),
+        "coefficient": Method(
+            gradient, lfom.memories.Bank(page["LabelsOnly"](0.3 * jnp.eye(depth)), False), depth
+        ),
+        "preconditioner": Method(lfom.readers.Gradient(rank_one), register, depth),
+        "algorithm": page["TakingTurns"](
+            Method(gradient, register, depth), lfom.gradient_descent(0.3, steps=depth)
+        ),
+    }
+
+
+NAMES = ("memory", "reader", "coefficient", "preconditioner", "algorithm")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_views_agree_and_a_loop_is_what_is_written_out(
+    page: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = lfom.LinearRegression([1.0, 0.5, 0.25], context=7).prompts(KEY, 3)
+    deep = models(page, 10)[name]
+    found = [run(deep, prompts, view=view).predictions for view in deep.views]
+    monkeypatch.setattr(lfom.core.unroll, "WRITTEN_OUT", 20)
+    jax.clear_caches()
+    found.append(run(deep, prompts).predictions)
+    for other in found[1:]:
+        np.testing.assert_allclose(found[0], other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_users_model_and_distribution_go_everywhere(page: dict[str, Any], name: str) -> None:
+    """Two runs and two depths at once, least squares where it can, all settings of adaptation."""
+    model = models(page, 2)[name]
+    data = [page["OneActive"](jnp.asarray([1.0, 0.7, 0.5])), page["OneActive"](jnp.ones(3))]
+    small = lfom.LeastSquares(first=200, last=400, passes=(2, 1), chunk=200)
+    optimiser = small if "iterates" in model.views else lfom.Adam(20, batch=50)
+    found = fit(model, data, key=KEY, depths=(1, 2), optimiser=optimiser)
+    scores = evaluate(
+        {"1": found.per_run(1), "2": found.per_run(2), "built": model}, data, prompts=500, key=KEY
+    )
+    assert all(np.isfinite(score.mean).all() and score.mean.shape[0] == 2 for score in scores.values())
+    prompts = data[0].prompts(KEY, 30)
+    for setting in ("labelled", "label-free"):
+        adapted = adapt(found.model(0), prompts, train=kinds(model)[:1], setting=setting, steps=1)
+        assert not (adapted.after > adapted.before).any()
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "algorithm"])
+def test_gates_over_a_users_methods_are_adapted(page: dict[str, Any], name: str) -> None:
+    model = models(page, 2)[name]
+    prompts = page["OneActive"](jnp.ones(3)).prompts(KEY, 30)
+    for setting in ("labelled", "label-free", "per prompt"):
+        found = adapt(mixture([model, model]), prompts, setting=setting, steps=1)
+        assert not (found.after > found.before).any()
+
+
+def test_a_method_of_ours_solves_a_problem_of_the_user(page: dict[str, Any]) -> None:
+    prompt = lfom.LinearRegression([1.0, 0.5, 0.25], context=9).prompt(KEY)
+    problem = page["Ridge"](prompt.X, prompt.y, 0.1)
+    steps = run(lfom.gradient_descent(0.5, steps=200), problem)
+    exact = np.linalg.solve(
+        np.asarray(prompt.X.T @ prompt.X / 9) + 0.1 * np.eye(3), np.asarray(prompt.X.T @ prompt.y / 9)
+    )
+    assert steps.view == "Ridge"
+    assert steps.predictions.shape == (201, 3)
+    np.testing.assert_allclose(steps.predictions[-1], exact, atol=1e-5)
