@@ -1,6 +1,8 @@
 """lfom: learned first-order methods, and the Transformers that run them."""
 
+import importlib
 import importlib.metadata
+from typing import Any
 
 from lfom.adaptation import Adaptation, PerPrompt, adapt
 from lfom.core.checks import InputError
@@ -41,16 +43,37 @@ try:
 except importlib.metadata.PackageNotFoundError:  # run from the source folder
     __version__ = "0.1.0"
 
+# What experiments of one's own need, imported when it is asked for: it draws, and `import lfom` need not wait.
+_LATER = {
+    "Claim": "report.results",
+    "Claims": "experiments.statistics",
+    "Experiment": "experiments.experiment",
+    "Outcome": "experiments.workbench",
+    "reproduce": "reproduction",
+    "Row": "report.results",
+    "Workbench": "experiments.workbench",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'lfom' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"lfom.{_LATER[name]}"), name)
+
+
 __all__ = [
     "Adam",
     "adapt",
     "Adaptation",
     "AnyOf",
     "chebyshev",
+    "Claim",
+    "Claims",
     "conjugate_gradient",
     "ConvexLosses",
     "evaluate",
     "exact_optimum",
+    "Experiment",
     "Fit",
     "fit",
     "GaussianMixture",
@@ -76,6 +99,7 @@ __all__ = [
     "Mixture",
     "momentum",
     "nesterov",
+    "Outcome",
     "PerPrompt",
     "PerRun",
     "preconditioned_gradient_descent",
@@ -83,7 +107,9 @@ __all__ = [
     "prompt_from_arrays",
     "PUBLISHED_SPECTRUM",
     "RandomScale",
+    "reproduce",
     "ridge",
+    "Row",
     "run",
     "sampled_optimum",
     "Score",
@@ -93,4 +119,5 @@ __all__ = [
     "Trajectory",
     "tune",
     "turn",
+    "Workbench",
 ]
