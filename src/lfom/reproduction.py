@@ -95,8 +95,8 @@ def reproduce(
 
 def wanted(experiments: Wanted | Iterable[Wanted]) -> dict[str, Experiment]:
     """Experiments by name: ours in their order, then the user's own."""
-    single = isinstance(experiments, str | Path | Experiment | type)
-    every: list[Any] = [experiments] if single else list(experiments)  # type: ignore[arg-type]
+    several = isinstance(experiments, Iterable) and not isinstance(experiments, str)
+    every: list[Any] = [*experiments] if several else [experiments]  # type: ignore[misc]
     names, own = set() if every else set(EXPERIMENTS), []
     for one in every:
         if isinstance(one, str | Path) and Path(one).suffix == ".py":
