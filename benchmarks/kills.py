@@ -16,7 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lfom.core.checks import InputError
-from lfom.report import read_experiment, repair_folder
+from lfom.report import read_experiment
+from lfom.report.folders import repair_folder
 
 MINE = """
 import os
@@ -69,9 +70,9 @@ class Bench:
         return int(values.pop()) if whole and report and len(values) == 1 else None
 
 
-def wait_for_writing(process: subprocess.Popen[str], folder: Path) -> float:
-    """Until the new results are begun; the time."""
-    while process.poll() is None and not folder.with_name(f".{folder.name}.new").exists():
+def wait(process: subprocess.Popen[str], folder: Path, writing: bool) -> float:
+    """Until new results are being written, or are not any more; the time."""
+    while process.poll() is None and folder.with_name(f".{folder.name}.new").exists() != writing:
         time.sleep(0.001)
     return time.perf_counter()
 
@@ -90,14 +91,14 @@ def main() -> int:
 def run(bench: Bench, kills: int, limits: int, chance: random.Random) -> int:
     begun = time.perf_counter()
     process = bench.start(0)
-    writing = wait_for_writing(process, bench.folder)
+    first, last = (wait(process, bench.folder, writing) for writing in (True, False))
     text, _ = process.communicate()
-    whole, last = time.perf_counter() - begun, time.perf_counter() - writing
+    whole, part = time.perf_counter() - begun, 1.2 * (last - first)
     version, lost = bench.there(), 0
     if version != 0:
         print(text)
         return 1
-    print(f"a run takes {whole:.1f} s, {last:.1f} s of it from the first file on\n")
+    print(f"a run takes {whole:.1f} s, of which it writes for {last - first:.1f} s\n")
     print(f"{'what happened':46}{'ended with':>12}  results")
 
     def show(what: str, new: int, status: int) -> None:
@@ -110,18 +111,15 @@ def run(bench: Bench, kills: int, limits: int, chance: random.Random) -> int:
 
     for number in range(1, kills + 1):
         process = bench.start(number)
-        begun, part = time.perf_counter(), chance.random()
-        if number % 4:  # most of them while files are written
-            begun = wait_for_writing(process, bench.folder)
-        moment = part * (last if number % 4 else whole)
-        time.sleep(max(0.0, begun + moment - time.perf_counter()))
+        within = number % 4 != 0  # most of them while files are written
+        if within:
+            wait(process, bench.folder, True)
+        moment = chance.random() * (part if within else whole)
+        time.sleep(moment)
         process.kill()
         process.communicate()
-        show(
-            f"killed {moment:.3f} s after {'its first file' if number % 4 else 'its start'}",
-            number,
-            process.returncode,
-        )
+        since = "it began to write" if within else "its start"
+        show(f"killed {moment:.3f} s after {since}", number, process.returncode)
     largest = max((bench.folder / name).stat().st_size for name in FILES)
     for number in range(kills + 1, kills + 1 + limits):
         size = int(largest * chance.random())

@@ -28,14 +28,8 @@ from lfom.core.user_code import module_of
 from lfom.experiments import EXPERIMENTS, experiment_named
 from lfom.experiments.experiment import Experiment, experiments_in
 from lfom.experiments.workbench import PRESETS, TRAININGS, Outcome, Workbench
-from lfom.report import (
-    plot_experiment,
-    read_experiment,
-    repair_folder,
-    replace_folder,
-    write_report,
-    write_verdicts,
-)
+from lfom.report import plot_experiment, read_experiment, write_report, write_verdicts
+from lfom.report.folders import repair_folder, replace_folder
 from lfom.report.results import COLUMNS, SEEDS, Damaged
 
 MARK = ".lfom-results"  # a folder with this file is ours to write into
@@ -82,7 +76,7 @@ def reproduce(
     folders = {one: out if one == seeds[0] else out / SEEDS / str(one) for one in seeds}
     for one, folder in folders.items():
         asked = {"preset": preset, "training": training, "seed": one}
-        done += _with_one_seed(found, folder, asked, force, say)
+        done += _with_one_seed(found, folder, asked, force, Workbench(preset, one, say=say))
     damaged = [folders[item.seed] / item.name for item in done if item.status == "damaged"]
     try:
         write_report(out, order=[*EXPERIMENTS, *found], leave_out=damaged)
@@ -142,13 +136,8 @@ def _check(one: Any) -> None:
 
 
 def _with_one_seed(
-    found: dict[str, Experiment],
-    out: Path,
-    asked: dict[str, Any],
-    force: bool,
-    say: Callable[[str], None] | None,
+    found: dict[str, Experiment], out: Path, asked: dict[str, Any], force: bool, bench: Workbench
 ) -> list[Done]:
-    bench = Workbench(asked["preset"], asked["seed"], say=say)
     done: dict[str, Done] = {}
     for name in found:
         repair_folder(out / name)

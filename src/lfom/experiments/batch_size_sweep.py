@@ -27,17 +27,13 @@ class BatchSizeSweep(Experiment):
     def run(self, bench: Workbench) -> Outcome:
         rows, claims = [], Claims("3.4")
         for training in bench.trainings:
-            own, fresh, cgd, cgd_fresh, _ = memformers(bench, training, SMALL, DEPTHS).at_depth(DEPTH)
+            parts = memformers(bench, training, SMALL, DEPTHS).at_depth(DEPTH)
             if training == "converged":
                 more = memformers(bench, training, LARGE, (DEPTH,)).at_depth(DEPTH)
-                own, fresh, cgd, cgd_fresh = (
-                    own | more[0],
-                    fresh | more[1],
-                    cgd | more[2],
-                    cgd_fresh | more[3],
-                )
+                parts = [few | many for few, many in zip(parts, more, strict=True)]
+            own, fresh, cgd, cgd_fresh, _ = parts
             rows += both_rows("Memformer", training, own, fresh)
-            if training == [*bench.trainings][-1]:
+            if training == list(bench.trainings)[-1]:
                 rows += both_rows("CGD", "none", cgd, cgd_fresh)
             beaten = [size for size in own if lower_in_all_runs(own[size], cgd[size])]
             kept_up = [size for size in own if near(fresh[size], cgd_fresh[size], 0)]

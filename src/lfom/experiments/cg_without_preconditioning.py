@@ -1,5 +1,7 @@
 """Figure cg_without_preconditioning: the CGD-like Memformer with A = a_l I."""
 
+from typing import Any
+
 from lfom.experiments.experiment import Experiment
 from lfom.experiments.rows import Row, curve_rows
 from lfom.experiments.statistics import Claims, at_most, lower
@@ -7,6 +9,7 @@ from lfom.experiments.workbench import DEPTHS, Outcome, Workbench, keys
 from lfom.limits.optimum import sampled_optima
 
 CURVES = {"Memformer": "Memformer, register, scalar A", "Linear Transformer": "Linear Transformer, scalar A"}
+OPTIMUM = "exact optimum, no preconditioner"
 CLOSE = 0.3  # "close to CGD": at most this much above it in log loss
 
 
@@ -24,21 +27,12 @@ class CgWithoutPreconditioning(Experiment):
         data = bench.data()
         found = bench.curves([(c, t) for c in CURVES for t in bench.trainings], data, models=CURVES)
         cgd = found["CGD", "none"]
-        limits = sampled_optima(
-            data[0], DEPTHS, bench.stream("optimum"), prompts=400_000
-        )  # the same for all rotations
+        # The same for all rotations.
+        limits = sampled_optima(data[0], DEPTHS, bench.stream("optimum"), prompts=400_000)
         rows = curve_rows(found, self.name)
-        rows += [
-            Row(
-                "exact optimum, no preconditioner",
-                "none",
-                d,
-                o.log_loss,
-                stderr=o.log_stderr,
-                prompts=o.prompts,
-            )
-            for d, o in limits.items()
-        ]
+        for d, best in limits.items():
+            more: dict[str, Any] = {"stderr": best.log_stderr, "prompts": best.prompts}
+            rows.append(Row(OPTIMUM, "none", d, best.log_loss, **more))
         claims = Claims("3.3")
         for training in bench.trainings:
             ours = found["Memformer", training]
@@ -64,6 +58,6 @@ class CgWithoutPreconditioning(Experiment):
                 f"Below a log loss of about {cgd[2].log_loss:.1f} CGD's own numbers are needed.",
                 "3.2 (Remark)",
             )
-        main = ["CGD|none", "exact optimum, no preconditioner|none", "Momentum GD, tuned|none"]
+        main = ["CGD|none", f"{OPTIMUM}|none", "Momentum GD, tuned|none"]
         main += keys(bench.pairs(*CURVES))
         return Outcome(rows, claims, [*main, "Memformer|published", "Linear Transformer|published"])

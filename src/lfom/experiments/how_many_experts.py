@@ -72,9 +72,8 @@ class HowManyExperts(Experiment):
         bench.say("scoring 1 to 8 experts")
         methods: dict[str, Any] = {**singles, "CGD": conjugate_gradient(DEPTH)}
         for number in NUMBERS:
-            methods[f"{GATES}|{number}"] = PerRun(
-                PerPrompt(shifted.experts_of(bench, variances(number)).stacked)
-            )
+            experts = shifted.experts_of(bench, variances(number)).stacked
+            methods[f"{GATES}|{number}"] = PerRun(PerPrompt(experts))
         scores = {n: shifted.relative(s) for n, s in evaluate(methods, data, prompts=count, key=key).items()}
         best = best_experts(bench, data, jax.random.split(bench.stream("best expert"), bench.runs), count)
         table = {number: {BEST: best[number], GATES: scores.pop(f"{GATES}|{number}")} for number in NUMBERS}

@@ -50,9 +50,8 @@ class Learnability(Experiment):
                 prompts = fresh[size].prompts
                 rows += run_rows("learned LFOM", "converged", size, line, measure, prompts=prompts)
         enough = [i for i, size in enumerate(sizes) if size >= 100]  # three times the parameters and more
-        gap_rate, excess_rate = (
-            slopes([sizes[i] for i in enough], table[enough]) for table in (gaps, excess)
-        )
+        many = [sizes[i] for i in enough]
+        gap_rate, excess_rate = slopes(many, gaps[enough]), slopes(many, excess[enough])
         listed, listed_excess = (
             "; ".join(f"N={size}: {written(line, '.4f')}" for size, line in zip(sizes, table, strict=True))
             for table in (gaps, excess)

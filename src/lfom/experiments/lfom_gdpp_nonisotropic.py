@@ -39,9 +39,8 @@ class RewrittenCovariates(Experiment):
                 lower(ours, cgd, evidence=f"{compare(ours, cgd)}; {tails}"),
             )
         d = 5
-        gdpp = 2 * (
-            4 * d**3 + 4 * d**2
-        )  # T G, (TG) T^T, times A, B(...) , K T and the matrix-vector products
+        # T G, (TG) T^T, times A, B(...) , K T and the matrix-vector products
+        gdpp = 2 * (4 * d**3 + 4 * d**2)
         cg = 2 * (d**2 + 5 * d)
         steps = max(1, round(gdpp / cg * 2))
         two = found[trained[-1]][2]

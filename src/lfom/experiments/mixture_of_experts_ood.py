@@ -72,10 +72,8 @@ class UnseenVariances(Experiment):
         "equivariance: predictions and losses are the same), and all share the run's rotation. Gates: one free number per head, shared by layers and prompts, least squares "
         "on 1,000 prompts with the labels of their queries (adaptation prompts), for each depth."
     )
-    x_label = {
-        "log_loss": "layers or steps",
-        RELATIVE: "layers or steps",
-        SETTINGS: "variance of the covariates",
+    x_label = dict.fromkeys(("log_loss", RELATIVE), "layers or steps") | {
+        SETTINGS: "variance of the covariates"
     }
     y_label = {
         "log_loss": "log of the mean squared error",

@@ -193,11 +193,10 @@ class Workbench:
     def optimiser(
         self, training: str, model: str | Algorithm = "Memformer", d: int = 5
     ) -> Adam | LeastSquares:
+        """What a training stands for; a model that is none of ours is trained as most of ours are."""
         said = self.trainings[checks.known("training", training, self.trainings)]
-        if not callable(said):
-            return said
-        known = MODELS[checks.known("model", model, MODELS)] if isinstance(model, str) else CurveModel({})
-        return said(self.preset, known, d)
+        name = checks.known("model", model, MODELS) if isinstance(model, str) else "Memformer"
+        return said(self.preset, MODELS[name], d) if callable(said) else said
 
     def pairs(self, *curves: str) -> list[tuple[str, str]]:
         """Every curve with every training, as `curves` and `keys` take them."""
