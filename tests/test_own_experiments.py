@@ -44,9 +44,12 @@ class Base(lfom.Experiment):  # without a name: no experiment yet
         return lfom.Outcome([lfom.Row("c", "by hand", 1.0, self.value, scored_on="my prompts")], [])
 
 class Sized(Base):
-    name = "sized"
+    name = "sized"  # but needs a value: no experiment without one
     def __init__(self, value):
         self.value, self.name = value, f"sized-{value}"
+
+class Larger(Sized):
+    pass
 
 seven = Sized(7)
 """

@@ -71,9 +71,10 @@ def reproduce(
     checks.known("preset", preset, PRESETS)
     checks.known("training", training, CHOICES)
     seeds = [seed] if isinstance(seed, int) else list(dict.fromkeys(seed))
-    prepare_folder(out)
-    done: list[Done] = []
     folders = {one: out if one == seeds[0] else out / SEEDS / str(one) for one in seeds}
+    for folder in folders.values():
+        prepare_folder(folder)
+    done: list[Done] = []
     for one, folder in folders.items():
         asked = {"preset": preset, "training": training, "seed": one}
         done += _with_one_seed(found, folder, asked, force, Workbench(preset, one, say=say))

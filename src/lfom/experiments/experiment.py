@@ -1,5 +1,6 @@
 """What an experiment is: ours, and those of a user's own file."""
 
+import inspect
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
@@ -37,9 +38,9 @@ class Experiment:
 
 
 def experiments_in(module: ModuleType) -> list[Experiment]:
-    """Every experiment of a module: objects, and the classes with a name that it defines."""
+    """Every experiment of a module: objects, and the classes that it defines with a name and without arguments."""
     found: list[Any] = list(vars(module).values())
     made = [one for one in found if isinstance(one, Experiment)]
     kinds = [one for one in found if isinstance(one, type) and issubclass(one, Experiment) and one.name]
-    own = [kind for kind in kinds if kind.__module__ == module.__name__]
-    return [*made, *(kind() for kind in own if kind not in map(type, made))]
+    own = [kind for kind in kinds if kind.__module__ == module.__name__ and kind not in map(type, made)]
+    return [*made, *(kind() for kind in own if not inspect.signature(kind).parameters)]
