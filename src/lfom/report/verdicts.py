@@ -36,15 +36,15 @@ def verdicts_markdown(results: Path) -> str:
              if claim.id in result.by_seed]  # fmt: skip
     mixed = [line for line in table if len(set(line[2].values())) > 1]
     seeds = sorted({seed for *_, by_seed in table for seed in by_seed})
+    same, listed = len(table) - len(mixed), ", ".join(map(str, seeds))
     lines = [
         "# Verdicts and seeds",
         "",
-        f"Of {len(table)} claims, {len(table) - len(mixed)} have the same verdict with each of the seeds "
-        f"{', '.join(map(str, seeds))}. The others:",
-        "",
-        f"| claim | experiment | {' | '.join(f'seed {seed}' for seed in seeds)} |",
-        "| --- | --- |" + " --- |" * len(seeds),
+        f"Of {len(table)} claims, {same} have the same verdict with each of the seeds {listed}.",
     ]
+    if mixed:
+        head = f"| claim | experiment | {' | '.join(f'seed {seed}' for seed in seeds)} |"
+        lines += ["The others:", "", head, "| --- | --- |" + " --- |" * len(seeds)]
     for result, claim, by_seed in mixed:
         verdicts = " | ".join(by_seed.get(seed, "") for seed in seeds)
         lines.append(f"| {claim.claim.replace('|', chr(92) + '|')} | {result.name} | {verdicts} |")
