@@ -17,7 +17,7 @@ ROOT = Path(lfom.__file__).parent
 # A folder imports itself and those before it. __init__ is the library's front door: applications may use it.
 ORDER = (
     "reference", "core", "prompts", "methods", "limits", "training", "adaptation", "solving", "families", "frontends",
-    "__init__", "report", "experiments", "verify", "reproduce", "bench", "commands", "cli", "__main__",
+    "__init__", "report", "experiments", "verify", "reproduction", "bench", "commands", "cli", "__main__",
 )  # fmt: skip
 DOORS = "core.methods"  # its functions open lfom.solving when they are called, so that methods can solve
 DATA = "data"  # files alone

@@ -13,7 +13,6 @@ from lfom.commands.problem_files import write_solutions
 from lfom.core.files import remove_partial
 from lfom.report import plot_experiment, write_report
 from lfom.report.methods import plot_method
-from lfom.reproduce import MARK, prepare_folder
 from lfom.training import checkpoints
 from tests.learned_problems import fresh_regressions, learned
 from tests.test_checkpoints import checkpoint
@@ -43,7 +42,6 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     "checkpoint.safetensors": keep,
     "report.html": lambda path: write_report(path.parent),
     "small/figure.png": lambda path: plot_experiment(path.parent),
-    MARK: lambda path: prepare_folder(path.parent),
 }
 
 

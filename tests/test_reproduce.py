@@ -1,10 +1,11 @@
 """lfom reproduce: what is kept, what is made again, what is refused. The experiments here are tiny."""
 
 import json
+import shutil
+import subprocess
 import sys
 import threading
 import time
-import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,16 +14,18 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-import lfom.commands.reproduce
-import lfom.reproduce
+import lfom
+import lfom.reproduction
 from lfom.cli import app
 from lfom.core.checks import InputError
-from lfom.experiments import EXPERIMENTS
+from lfom.experiments import EXPERIMENTS, experiment_named
+from lfom.experiments.experiment import Experiment
 from lfom.experiments.statistics import below, near, verdict
 from lfom.experiments.workbench import Outcome, Workbench
 from lfom.report.results import Claim, Row
-from lfom.reproduce import MARK, reproduce
+from lfom.reproduction import MARK, reproduce
 from lfom.training import Score
+from tests.test_files import full_disk
 
 
 def outcome(value: float = -1.0) -> Outcome:
@@ -33,18 +36,20 @@ def outcome(value: float = -1.0) -> Outcome:
 
 @pytest.fixture
 def experiments(monkeypatch: pytest.MonkeyPatch) -> dict[str, Callable[[Any], Outcome]]:
-    """Experiments "first" and "second", whose run() a test may replace."""
+    """Experiments "first" and "second" in place of ours, whose run() a test may replace."""
     runs: dict[str, Callable[[Any], Outcome]] = {
         name: lambda bench: outcome() for name in ("first", "second")
     }
-    for name in runs:
-        module = types.ModuleType(f"lfom.experiments.{name}")
-        module.TITLE, module.SECTION = name, "1"  # type: ignore[attr-defined]
-        module.SHOWS, module.TRAINED = "nothing", "nothing"  # type: ignore[attr-defined]
-        module.run = lambda bench, name=name: runs[name](bench)  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-    for where in ("lfom.reproduce", "lfom.commands.reproduce"):
-        monkeypatch.setattr(sys.modules[where], "EXPERIMENTS", {name: name for name in runs})
+
+    class Replaced(Experiment):
+        def __init__(self, name: str):
+            self.name, self.title = name, name
+
+        def run(self, bench: Any) -> Outcome:
+            return runs[self.name](bench)
+
+    monkeypatch.setattr(lfom.reproduction, "EXPERIMENTS", {name: name for name in runs})
+    monkeypatch.setattr(lfom.reproduction, "experiment_named", Replaced)
     return runs
 
 
@@ -65,7 +70,70 @@ def test_results_are_written_and_kept(experiments: Any, tmp_path: Path) -> None:
     assert "first" in (out / "report.html").read_text()
     assert statuses(reproduce(out=out)) == {"first": "kept", "second": "kept"}
     assert statuses(reproduce(["second"], out, force=True)) == {"second": "made"}
-    assert statuses(reproduce(["first"], out, seed=1)) == {"first": "made"}  # other results were asked for
+
+
+def test_other_results_than_those_asked_for_are_kept_and_named(experiments: Any, tmp_path: Path) -> None:
+    reproduce(["first"], tmp_path)
+    before = {path: path.read_bytes() for path in (tmp_path / "first").iterdir()}
+    experiments["first"] = lambda bench: pytest.fail("it was run")
+    for change in ({"seed": 1}, {"preset": "full"}, {"training": "paper"}):
+        (done,) = reproduce(["first"], tmp_path, **change)  # type: ignore[arg-type]
+        assert done.status == "refused"
+        for part in ("seed 0", *(f"{key} {value}" for key, value in change.items()), "--force", "--out"):
+            assert part in done.message
+    answer = CliRunner().invoke(app, ["reproduce", "first", "--seed", "1", "--out", str(tmp_path)])
+    assert answer.exit_code == 1
+    assert "first refused" in " ".join(answer.output.split()) or "first (seed 1) refused" in answer.output
+    assert {path: path.read_bytes() for path in (tmp_path / "first").iterdir()} == before
+    (tmp_path / "second").mkdir()
+    (tmp_path / "second" / "notes.txt").write_text("mine")
+    assert statuses(reproduce(["second"], tmp_path)) == {"second": "refused"}
+    assert (tmp_path / "second" / "notes.txt").read_text() == "mine"
+    experiments["first"] = lambda bench: outcome(-2.0)
+    assert statuses(reproduce(["first"], tmp_path, seed=1, force=True)) == {"first": "made"}
+
+
+def test_results_that_cannot_be_written_leave_the_old_ones(experiments: Any, tmp_path: Path) -> None:
+    reproduce(out=tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for room in (8, 300, 30_000):  # claims.json, curves.csv or the figure do not fit
+        experiments["first"] = lambda bench: outcome(-2.0)
+        with full_disk(room):
+            done = reproduce(["first"], tmp_path, force=True)
+        assert statuses(done)["first"] == "failed"
+        for part in (str(tmp_path / "first"), "nothing has changed", "File too large", "Free some space"):
+            assert part in done[0].message
+        assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("moment", ["writing", "between the renames", "removing the old"])
+def test_what_a_killed_program_left_is_repaired_at_the_next_start(
+    moment: str, experiments: Any, tmp_path: Path
+) -> None:
+    reproduce(["first"], tmp_path)
+    results, new, old = tmp_path / "first", tmp_path / ".first.new", tmp_path / ".first.old"
+    whole = (results / "curves.csv").read_bytes()
+    if moment == "between the renames":
+        results.rename(old)
+        shutil.copytree(old, new)
+    else:
+        left = new if moment == "writing" else old
+        left.mkdir()
+        (left / "claims.json").write_text("[")
+    experiments["first"] = lambda bench: pytest.fail("it was run")
+    assert statuses(reproduce(["first"], tmp_path)) == {"first": "kept"}
+    assert (results / "curves.csv").read_bytes() == whole
+    assert sorted(path.name for path in tmp_path.iterdir()) == [MARK, "first", "report.html"]
+
+
+def test_kills_and_full_disks_lose_nothing(tmp_path: Path) -> None:
+    """benchmarks/kills.py, shorter."""
+    script = Path(__file__).parent.parent / "benchmarks" / "kills.py"
+    answer = subprocess.run(
+        [sys.executable, str(script), "--kills", "1", "--limits", "1", "--out", str(tmp_path / "results")],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert answer.returncode == 0, answer.stdout + answer.stderr
 
 
 def test_a_failed_experiment_does_not_stop_the_others(experiments: Any, tmp_path: Path) -> None:
@@ -81,15 +149,6 @@ def test_a_failed_experiment_does_not_stop_the_others(experiments: Any, tmp_path
     answer = CliRunner().invoke(app, ["reproduce", "--out", str(out)])
     assert answer.exit_code == 1
     assert "first failed" in answer.output
-
-
-def test_an_experiment_that_cannot_be_imported_does_not_stop_the_others(
-    experiments: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "lfom.experiments.first", None)  # makes its import fail
-    found = reproduce(out=tmp_path / "results")
-    assert statuses(found) == {"first": "failed", "second": "made"}
-    assert "lfom.experiments.first" in found[0].message
 
 
 def test_an_interrupted_reproduction_goes_on(experiments: Any, tmp_path: Path) -> None:
@@ -119,7 +178,9 @@ def test_experiments_run_side_by_side_and_share_what_they_train(experiments: Any
     assert all(meta["added_seconds"] >= 0 for meta in metas)
 
 
-def test_what_measures_time_runs_alone(experiments: Any, tmp_path: Path) -> None:
+def test_what_measures_time_runs_alone(
+    experiments: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     running: list[str] = []
 
     def watched(name: str) -> Callable[[Any], Outcome]:
@@ -132,8 +193,8 @@ def test_what_measures_time_runs_alone(experiments: Any, tmp_path: Path) -> None
 
         return run
 
-    sys.modules["lfom.experiments.first"].ALONE = True  # type: ignore[attr-defined]
     experiments |= {name: watched(name) for name in ("first", "second")}
+    monkeypatch.setattr(Experiment, "alone", True)
     assert statuses(reproduce(out=tmp_path)) == {"first": "made", "second": "made"}
 
 
@@ -155,7 +216,8 @@ def test_damaged_results_are_named_and_made_again_only_on_request(
     text = damaged.read_text()[:40]
     damaged.write_text(text)
     found = reproduce(out=out)
-    assert statuses(found) == {"first": "failed", "second": "kept"}
+    assert statuses(found) == {"first": "damaged", "second": "kept"}
+    assert 'id="first"' not in (out / "report.html").read_text()
     assert file in found[0].message
     assert "--force" in found[0].message
     assert damaged.read_text() == text  # left as it is
@@ -193,7 +255,7 @@ def test_empty_folders_and_own_folders_are_fine(experiments: Any, tmp_path: Path
     assert statuses(reproduce(out=tmp_path)) == {"first": "kept", "second": "kept"}
 
 
-def test_every_name_of_the_paper_has_a_file() -> None:
+def test_every_name_of_the_paper_has_an_experiment() -> None:
     labels = [
         "cg_without_preconditioning", "cg_with_preconditioning", "lfom_nonisotropic", "lfom_gdpp_nonisotropic",
         "batch_size_1", "batch_size_10", "5head_attention_experiment", "mixture_of_experts_ood",
@@ -202,9 +264,10 @@ def test_every_name_of_the_paper_has_a_file() -> None:
         "learnability", "batch_size_sweep", "efficiency",
     ]  # fmt: skip
     assert set(labels) <= set(EXPERIMENTS)
-    folder = Path(lfom.reproduce.__file__).parent / "experiments"
     for name in EXPERIMENTS:
-        assert (folder / f"{EXPERIMENTS[name]}.py").exists()
+        found = experiment_named(name)
+        assert found.name == name
+        assert all((found.title, found.section, found.shows, found.trained))
 
 
 def test_streams_of_different_names_differ() -> None:

@@ -17,7 +17,7 @@ from lfom.bench.adapt import bench_adapt
 from lfom.core.problems import Examples, Quadratic
 from lfom.core.readers import Normalised
 from lfom.core.unroll import unroll
-from lfom.experiments import EXPERIMENTS, adaptation_shifts, how_many_experts, workbench
+from lfom.experiments import EXPERIMENTS, adaptation_shifts, experiment_named, how_many_experts, workbench
 from lfom.experiments.adaptation_shifts import BUDGETS, claims
 from lfom.experiments.drawn import Drawn, Rescaled, drawn
 from lfom.experiments.fixed_batches import asked
@@ -283,15 +283,15 @@ WANTED: dict[str, set[str]] = {
 
 @pytest.mark.parametrize("name", WANTED)
 def test_experiments_return_the_curves_that_the_issue_asks_for(name: str, bench: Workbench) -> None:
-    module = importlib.import_module(f"lfom.experiments.{EXPERIMENTS[name]}")
-    found = module.run(bench)
+    experiment = experiment_named(name)
+    found = experiment.run(bench)
     assert {row.curve for row in found.rows} >= WANTED[name]
     assert all(np.isfinite(row.value) for row in found.rows)
     ids = [(r.curve, r.training, r.x, r.run, r.measure, r.scored_on) for r in found.rows]
     assert len(ids) == len(set(ids))
     assert len({claim.id for claim in found.claims}) == len(found.claims)
     assert {claim.verdict for claim in found.claims} <= {"holds", "partly", "fails"}
-    labelled = module.X_LABEL if isinstance(module.X_LABEL, dict) else None
+    labelled = experiment.x_label if isinstance(experiment.x_label, dict) else None
     assert labelled is None or {row.measure for row in found.rows} <= set(labelled)
     if name == "adaptation":
         assert set(SHIFTS) | {"budget"} == {row.measure for row in found.rows}

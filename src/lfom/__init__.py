@@ -1,6 +1,8 @@
 """lfom: learned first-order methods, and the Transformers that run them."""
 
+import importlib
 import importlib.metadata
+from typing import Any
 
 from lfom.adaptation import Adaptation, PerPrompt, adapt
 from lfom.core import coefficients, memories, preconditioners, problems, readers
@@ -49,6 +51,24 @@ try:
 except importlib.metadata.PackageNotFoundError:  # run from the source folder
     __version__ = "0.1.0"
 
+# What experiments of one's own need, imported when it is asked for: it draws, and `import lfom` need not wait.
+_LATER = {
+    "Claim": "report.results",
+    "Claims": "experiments.statistics",
+    "Experiment": "experiments.experiment",
+    "Outcome": "experiments.workbench",
+    "reproduce": "reproduction",
+    "Row": "report.results",
+    "Workbench": "experiments.workbench",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'lfom' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"lfom.{_LATER[name]}"), name)
+
+
 __all__ = [
     "Adam",
     "adapt",
@@ -56,6 +76,8 @@ __all__ = [
     "Algorithm",
     "AnyOf",
     "chebyshev",
+    "Claim",
+    "Claims",
     "Coefficient",
     "coefficients",
     "conjugate_gradient",
@@ -63,6 +85,7 @@ __all__ = [
     "Distribution",
     "evaluate",
     "exact_optimum",
+    "Experiment",
     "Fit",
     "fit",
     "GaussianMixture",
@@ -90,6 +113,7 @@ __all__ = [
     "mixture",
     "momentum",
     "nesterov",
+    "Outcome",
     "parameter",
     "part",
     "PerPrompt",
@@ -105,7 +129,9 @@ __all__ = [
     "RandomScale",
     "Reader",
     "readers",
+    "reproduce",
     "ridge",
+    "Row",
     "run",
     "sampled_optimum",
     "Score",
@@ -115,4 +141,5 @@ __all__ = [
     "Trajectory",
     "tune",
     "turn",
+    "Workbench",
 ]

@@ -10,35 +10,38 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from lfom.commands.options import AsJson, Seed, print_json
-from lfom.experiments import EXPERIMENTS
+from lfom.core.checks import InputError
 
+FAILURES = ("refused", "damaged", "failed")
 COLOURS = {"holds": "green", "partly": "yellow", "fails": "red"}
 
 
 def reproduce_command(
     experiments: Annotated[
-        list[str] | None, typer.Argument(help="Experiments by name; all by default.")
+        list[str] | None,
+        typer.Argument(help="Experiments by name, or Python files with your own; all of ours by default."),
     ] = None,
     preset: Annotated[str, typer.Option(help="quick or full: how many prompts and steps.")] = "quick",
     training: Annotated[str, typer.Option(help="paper, converged or both.")] = "both",
     out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("results"),
-    force: Annotated[bool, typer.Option("--force", help="Run finished experiments again.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace finished results.")] = False,
     seed: Seed = 0,
+    seeds: Annotated[str, typer.Option(help="Several, as 0,1,2: verdicts are counted over them.")] = "",
     as_json: AsJson = False,
 ) -> None:
     """The paper's figures from nothing: results, plots, verdicts and results/report.html."""
-    from lfom.reproduce import Interrupted, reproduce
+    from lfom.reproduction import Interrupted, reproduce
 
-    names = experiments or []
+    every = _numbers(seeds) if seeds else [seed]
     console, begun = Console(stderr=True), time.perf_counter()
-    count = len(names) or len(EXPERIMENTS)
     if console.is_terminal:
         console.print(
-            f"{count} experiments, preset {preset}. All of them take about 10 minutes on two cores with quick; "
-            "finished ones are kept, and Ctrl-C loses only the two that are running."
+            "All our experiments take about 10 minutes on two cores with --preset quick, for each seed; finished ones "
+            "are kept, and Ctrl-C loses only the two that are running."
         )
     with console.status("starting") as status:
 
@@ -46,24 +49,33 @@ def reproduce_command(
             status.update(f"[{time.perf_counter() - begun:5.0f} s] {text}")
 
         try:
-            done = reproduce(names, out, preset=preset, training=training, force=force, seed=seed, say=say)
+            done = reproduce(
+                experiments or [], out, preset=preset, training=training, force=force, seed=every, say=say
+            )
         except KeyboardInterrupt as stop:
             console.print(f"stopped; finished experiments are in {out}. Go on with the same command.")
             if not isinstance(stop, Interrupted) or stop.running:
                 os._exit(130)  # threads cannot be stopped, and files are only ever written whole
             raise typer.Exit(130) from None
+    shown = [item.name for item in done if item.status in ("made", "kept") and item.seed == every[0]]
     claims = [
-        (item.name, claim)
-        for item in done
-        if item.status in ("made", "kept")
-        for claim in json.loads((out / item.name / "claims.json").read_text("utf8"))
+        (name, claim)
+        for name in shown
+        for claim in json.loads((out / name / "claims.json").read_text("utf8"))
     ]
     if as_json:
         rows = [{"experiment": name, **claim} for name, claim in claims]
         print_json({"experiments": [asdict(item) for item in done], "claims": rows})
     else:
         _show(done, claims, out, time.perf_counter() - begun)
-    raise typer.Exit(1 if any(item.status == "failed" for item in done) else 0)
+    raise typer.Exit(1 if any(item.status in FAILURES for item in done) else 0)
+
+
+def _numbers(seeds: str) -> list[int]:
+    try:
+        return [int(part) for part in seeds.split(",")]
+    except ValueError:
+        raise InputError(f"--seeds {seeds!r} are not whole numbers: write them as 0,1,2.") from None
 
 
 def _show(done: list[Any], claims: list[tuple[str, Any]], out: Path, seconds: float) -> None:
@@ -74,10 +86,13 @@ def _show(done: list[Any], claims: list[tuple[str, Any]], out: Path, seconds: fl
         table.add_row(claim["claim"], name, f"[{colour}]{claim['verdict']}[/]")
     console.print(table)
     for item in done:
-        if item.status == "failed":
-            console.print(f"[red]{item.name} failed:[/] {item.message}", highlight=False)
+        seed = f" (seed {item.seed})" if item.seed else ""
+        if item.status in FAILURES:
+            console.print(f"[red]{item.name}{seed} {item.status}:[/] {escape(item.message)}", highlight=False)
         if item.status == "empty":
-            console.print(f"{item.name} has nothing to show for this --training.", highlight=False)
+            console.print(f"{item.name}{seed} has nothing to show for this --training.", highlight=False)
     ends = Counter(item.status for item in done)
-    counts = ", ".join(f"{ends[status]} {status}" for status in ("made", "kept", "failed"))
-    console.print(f"{counts} in {seconds:.0f} s. Report: {out / 'report.html'}")
+    counts = ", ".join(f"{ends[status]} {status}" for status in ("made", "kept", *FAILURES) if ends[status])
+    console.print(f"{counts or 'nothing made'} in {seconds:.0f} s. Report: {out / 'report.html'}")
+    if (out / "verdicts.json").exists():
+        console.print(f"How often each verdict came, by seed: {out / 'verdicts.json'}")

@@ -1,4 +1,7 @@
-"""The paper's figures, one file each, named by its labels, and more that its text asks for."""
+"""The paper's figures, by its labels, and more that its text asks for."""
+
+import importlib
+from typing import Any
 
 # In the order in which they are run: those that share models stand together.
 _NAMES = (
@@ -9,8 +12,17 @@ _NAMES = (
     "gaussian_mixture_model_ood_lt", "gaussian_mixture_model_ood_mem",
 )  # fmt: skip
 _FILES = {  # where it is not the name
-    "ExtractedLFOMvsCGD": "extracted_lfom_vs_cgd",
-    "5head_attention_experiment": "five_heads",
+    "nag_vs_Memformer": "against_momentum", "mgd_vs_Memformer": "against_momentum", "layers5": "deeper",
+    "layers7": "deeper", "batch_size_1": "small_batches", "batch_size_10": "small_batches",
+    "ExtractedLFOMvsCGD": "extracted_lfom_vs_cgd", "5head_attention_experiment": "five_heads",
     "adaptation": "adaptation_shifts",
-}
-EXPERIMENTS: dict[str, str] = {name: _FILES.get(name, name.lower()) for name in _NAMES}
+}  # fmt: skip
+EXPERIMENTS: dict[str, str] = {name: _FILES.get(name, name) for name in _NAMES}
+
+
+def experiment_named(name: str) -> Any:
+    """One of ours, imported when it is asked for: every command reads this file."""
+    from lfom.experiments.experiment import experiments_in
+
+    found = experiments_in(importlib.import_module(f"lfom.experiments.{EXPERIMENTS[name]}"))
+    return next(one for one in found if one.name == name)

@@ -10,6 +10,7 @@ from lfom.core.runs import take
 from lfom.core.unroll import losses
 from lfom.experiments import shifted
 from lfom.experiments.drawn import drawn_once
+from lfom.experiments.experiment import Experiment
 from lfom.experiments.rows import Row, flatten, run_rows
 from lfom.experiments.shifted import (
     FOUR_STEPS,
@@ -24,39 +25,7 @@ from lfom.experiments.statistics import Claims, under, written
 from lfom.experiments.workbench import Outcome, Workbench, keys
 from lfom.training import PerRun
 
-TITLE = "Out of distribution: adaptation, and what makes it unnecessary"
-SECTION = "4.2, our own"
-SHOWS = (
-    "Three experts of four layers (variances 1, 2 and 3), their gates unadapted (1/3 each), fitted with labels, "
-    "without labels and per prompt, on shifted prompts; beside them one expert as it is, a model trained on the "
-    "union of variances, a normalised model, the conjugate register, CGD with and without the unshifted "
-    "covariance as preconditioner, least squares and ridge at its best penalty. Loss relative to the labels' "
-    "variance; without noise least squares is exact. The last panel is loss against steps of adaptation, at "
-    "variance 16 and at an angle of 1.5; no step is the unadapted model, or for gates per prompt the best single "
-    "expert of each prompt. With few degrees of freedom the mean loss of a method with fixed coefficients is "
-    "infinite (its loss is a polynomial of the covariates): those points are means of the prompts drawn."
-)
-TRAINED = (
-    "Memformers (bank, own coefficient 1, one matrix), least squares at variance 1; data of variance v is that "
-    "data scaled, so the expert of v is exactly the same model with A / v. Union: variances log-uniform from 0.25 "
-    "to 16, labels of the same variance at each; no polynomial of degree four is small on all these eigenvalues, "
-    "so its loss is what four layers allow. Normalised: the same on prompts divided by their own scale. Adaptation: "
-    "4,096 prompts per run and shift, with the labels of their queries, or without: then one example of every context, "
-    "another one in the next, is held out and stands for the query; 8 steps; scored on other prompts. Per prompt: 4 steps. "
-    "Ridge's penalty is chosen on the other runs."
-)
 Y = "log loss relative to the labels' variance"
-X_LABEL = {
-    "variance": "variance of the covariates",
-    "angle": "largest angle of the rotation (radians)",
-    "power": "power of the spectrum",
-    "noise": "noise of the labels",
-    "length": "examples in the context",
-    "degrees": "degrees of freedom of the covariates (Student's t)",
-    "budget": "least-squares steps of adaptation",
-}
-Y_LABEL = dict.fromkeys(X_LABEL, Y)
-X_SCALE = dict.fromkeys(X_LABEL, "linear") | {"variance": "log"}
 MAIN = (UNADAPTED, LABEL_FREE, OWN_GATES, "union", "normalised", "conjugate register")
 INSTEAD = {  # of experts, in words
     "normalised": "one normalised model",
@@ -66,15 +35,50 @@ INSTEAD = {  # of experts, in words
 BUDGETS, BUDGET_PLACES = (0, 1, 2, 4, 8), (("variance", 16.0), ("angle", 1.5))
 
 
-def run(bench: Workbench) -> Outcome:
-    if "converged" not in bench.trainings:
-        return Outcome([], [])
-    found, budget = shifted.on_shifts(bench), against_budget(bench)
-    points = [(at, *place) for at, place in enumerate(PLACES)]
-    points += [(PLACES.index(("variance", 1.0)), family, x) for family, x in shifted.UNSHIFTED.items()]
-    main = keys((name, "converged") for name in (*MAIN, *(row.curve for row in budget)))
-    change = normalised_change(bench)
-    return Outcome(found.rows(points) + budget, claims(found, change), list(dict.fromkeys(main)))
+class AdaptationToShifts(Experiment):
+    name = "adaptation"
+    title = "Out of distribution: adaptation, and what makes it unnecessary"
+    section = "4.2, our own"
+    shows = (
+        "Three experts of four layers (variances 1, 2 and 3), their gates unadapted (1/3 each), fitted with labels, "
+        "without labels and per prompt, on shifted prompts; beside them one expert as it is, a model trained on the "
+        "union of variances, a normalised model, the conjugate register, CGD with and without the unshifted "
+        "covariance as preconditioner, least squares and ridge at its best penalty. Loss relative to the labels' "
+        "variance; without noise least squares is exact. The last panel is loss against steps of adaptation, at "
+        "variance 16 and at an angle of 1.5; no step is the unadapted model, or for gates per prompt the best single "
+        "expert of each prompt. With few degrees of freedom the mean loss of a method with fixed coefficients is "
+        "infinite (its loss is a polynomial of the covariates): those points are means of the prompts drawn."
+    )
+    trained = (
+        "Memformers (bank, own coefficient 1, one matrix), least squares at variance 1; data of variance v is that "
+        "data scaled, so the expert of v is exactly the same model with A / v. Union: variances log-uniform from 0.25 "
+        "to 16, labels of the same variance at each; no polynomial of degree four is small on all these eigenvalues, "
+        "so its loss is what four layers allow. Normalised: the same on prompts divided by their own scale. Adaptation: "
+        "4,096 prompts per run and shift, with the labels of their queries, or without: then one example of every context, "
+        "another one in the next, is held out and stands for the query; 8 steps; scored on other prompts. Per prompt: 4 steps. "
+        "Ridge's penalty is chosen on the other runs."
+    )
+    x_label = {
+        "variance": "variance of the covariates",
+        "angle": "largest angle of the rotation (radians)",
+        "power": "power of the spectrum",
+        "noise": "noise of the labels",
+        "length": "examples in the context",
+        "degrees": "degrees of freedom of the covariates (Student's t)",
+        "budget": "least-squares steps of adaptation",
+    }
+    y_label = dict.fromkeys(x_label, Y)
+    x_scale = dict.fromkeys(x_label, "linear") | {"variance": "log"}
+
+    def run(self, bench: Workbench) -> Outcome:
+        if "converged" not in bench.trainings:
+            return Outcome([], [])
+        found, budget = shifted.on_shifts(bench), against_budget(bench)
+        points = [(at, *place) for at, place in enumerate(PLACES)]
+        points += [(PLACES.index(("variance", 1.0)), family, x) for family, x in shifted.UNSHIFTED.items()]
+        main = keys((name, "converged") for name in (*MAIN, *(row.curve for row in budget)))
+        change = normalised_change(bench)
+        return Outcome(found.rows(points) + budget, claims(found, change), list(dict.fromkeys(main)))
 
 
 @eqx.filter_jit

@@ -1,39 +1,65 @@
-"""What the figures layers5 and layers7 share: more than four layers."""
+"""Figures layers5 and layers7: more than four layers."""
 
 from collections.abc import Sequence
 
+from lfom.experiments.experiment import Experiment
 from lfom.experiments.rows import Curves, curve_rows
 from lfom.experiments.statistics import Claims, at_most, compare, values
-from lfom.experiments.workbench import Outcome, Workbench, keys
+from lfom.experiments.workbench import DEPTHS, Outcome, Workbench, keys
+from lfom.prompts.distributions import PUBLISHED_SPECTRUM
 
 KEEPS_UP = 0.1  # "keeps up with CGD": at most this much above it in log loss
 
 
-def deeper(
-    bench: Workbench, spectrum: Sequence[float], labels: dict[str, Sequence[int]], steps: int, label: str
-) -> Outcome:
-    """labels: depths by the label of their models and prompts; those of other figures are not made again."""
-    trained = bench.pairs("Memformer", "Linear Transformer")
-    found: Curves = {}
-    for own, depths in labels.items():
-        for pair, scores in bench.curves(trained, bench.data(spectrum), depths, own).items():
-            found.setdefault(pair, {}).update(scores)
-    claims, optimum = Claims("Appendix C"), found["exact optimum", "none"]
-    for training in bench.trainings:
-        ours, plain = found["Memformer", training], found["Linear Transformer", training]
-        rule = f"log loss at most {KEEPS_UP} above CGD on the same fresh prompts at depths 1 to {steps}"
-        asked = [d for d in ours if d <= steps]
-        claims.add(
-            f"{label}-keeps-up-{training}",
-            f"The Memformer keeps up with CGD for {steps} steps ({training} training).",
-            at_most(ours, found["CGD", "none"], KEEPS_UP, asked, rule=rule, listed="keeps up at depths"),
-        )
-        evidence = f"Memformer {compare(ours, optimum)}; Linear Transformer {compare(plain, optimum)}"
-        claims.add(
-            f"{label}-distance-to-optimum-{training}",
-            f"Ours: how far {training} training ends from the exact optimum.",
-            at_most(ours, optimum, 0.03, evidence=f"{evidence}; losses {values(ours)}"),
-            "NOTES 3",
-        )
-    main = ["CGD|none", "exact optimum|none", "NAG, tuned|none", *keys(trained)]
-    return Outcome(curve_rows(found), claims, main)
+class Deeper(Experiment):
+    spectrum: Sequence[float]
+    steps: int  # that CGD takes without being exact
+    labels: dict[
+        str, Sequence[int]
+    ]  # depths by the label of their models and prompts; other figures' are not made again
+
+    def run(self, bench: Workbench) -> Outcome:
+        trained = bench.pairs("Memformer", "Linear Transformer")
+        found: Curves = {}
+        for own, depths in self.labels.items():
+            for pair, scores in bench.curves(trained, bench.data(self.spectrum), depths, own).items():
+                found.setdefault(pair, {}).update(scores)
+        claims, optimum = Claims("Appendix C"), found["exact optimum", "none"]
+        for training in bench.trainings:
+            ours, plain = found["Memformer", training], found["Linear Transformer", training]
+            rule = (
+                f"log loss at most {KEEPS_UP} above CGD on the same fresh prompts at depths 1 to {self.steps}"
+            )
+            asked = [d for d in ours if d <= self.steps]
+            claims.add(
+                f"{self.name}-keeps-up-{training}",
+                f"The Memformer keeps up with CGD for {self.steps} steps ({training} training).",
+                at_most(ours, found["CGD", "none"], KEEPS_UP, asked, rule=rule, listed="keeps up at depths"),
+            )
+            evidence = f"Memformer {compare(ours, optimum)}; Linear Transformer {compare(plain, optimum)}"
+            claims.add(
+                f"{self.name}-distance-to-optimum-{training}",
+                f"Ours: how far {training} training ends from the exact optimum.",
+                at_most(ours, optimum, 0.03, evidence=f"{evidence}; losses {values(ours)}"),
+                "NOTES 3",
+            )
+        main = ["CGD|none", "exact optimum|none", "NAG, tuned|none", *keys(trained)]
+        return Outcome(curve_rows(found), claims, main)
+
+
+class Layers5(Deeper):
+    name = "layers5"
+    title = "Five layers, d = 5"
+    section = "Appendix C, Figure layers5"
+    shows = "Depths 1 to 5 in five dimensions, where CGD is exact after five steps."
+    trained = "Depths 1 to 4 are those of lfom_nonisotropic, depth 5 is trained in the same way. There are no published values for this figure."
+    spectrum, steps, labels = PUBLISHED_SPECTRUM, 4, {"main": DEPTHS, "layers5": (5,)}
+
+
+class Layers7(Deeper):
+    name = "layers7"
+    title = "Seven layers, d = 10"
+    section = "Appendix C, Figure layers7"
+    shows = "Depths 1 to 7 in ten dimensions, isotropic (the paper does not say which spectrum it used)."
+    trained = "As in lfom_nonisotropic, depths 1, 3, 5 and 7. There are no published values for this figure."
+    spectrum, steps, labels = (1.0,) * 10, 6, {"layers7": (1, 3, 5, 7)}

@@ -8,27 +8,12 @@ import numpy as np
 
 from lfom.core.unroll import unroll
 from lfom.experiments.adaptive_methods import nonlinearity
+from lfom.experiments.experiment import Experiment
 from lfom.experiments.rows import run_rows
 from lfom.experiments.statistics import Claims
 from lfom.experiments.workbench import DEPTHS, Outcome, Workbench
 from lfom.methods.classical import conjugate_gradient, momentum
 
-TITLE = "Accuracy against gradient evaluations, operations and time"
-SECTION = "6, Efficiency vs. generalization"
-SHOWS = (
-    "Learned and classical methods on the same fresh prompts: log loss against the number of products with "
-    "the Gram matrix, against floating-point operations per prompt, and against measured time per prompt "
-    "(a batch of 10,000 prompts, Gram matrices given, this machine)."
-)
-TRAINED = "The converged models of the other figures."
-ALONE = True  # it measures time
-X_LABEL = {
-    "log_loss": "gradient evaluations",
-    "by_operations": "operations per prompt",
-    "by_time": "nanoseconds per prompt",
-}
-Y_LABEL = dict.fromkeys(X_LABEL, "log loss")
-X_SCALE = {"log_loss": "linear", "by_operations": "log", "by_time": "log"}
 D = 5
 LEARNED = ("Linear Transformer", "Memformer", "Conjugate register", "Linear Transformer, GD++")
 
@@ -61,46 +46,67 @@ def measured(method: Any, quadratics: Any) -> float:
     return float(np.median(times) / quadratics.moment.shape[-1] * 1e9)
 
 
-def run(bench: Workbench) -> Outcome:
-    data = bench.data()
-    found = bench.curves([(name, "converged") for name in LEARNED], data)
-    sample = data[0].quadratics(bench.stream("time"), 10_000)
-    classical: dict[str, Any] = {
-        "CGD": conjugate_gradient,
-        "Preconditioned CGD": lambda depth: conjugate_gradient(depth, np.eye(D)),
-        "Momentum GD, tuned": lambda depth: momentum(1.0, 0.5, depth),
-    }
-    rows = []
-    costs: dict[str, dict[tuple[str, int], tuple[float, float]]] = {"by_operations": {}, "by_time": {}}
-    for name in (*classical, *LEARNED):
-        training = "converged" if name in LEARNED else "none"
-        for depth in DEPTHS:
-            if name in LEARNED:
-                method = bench.trained(name, training, data).model(0, depth)
-            else:
-                method = classical[name](depth)
-            score = found[name, training][depth]
-            places = {"by_operations": operations(name, depth), "by_time": measured(method, sample)}
-            for measure, x in ({"log_loss": depth} | places).items():
-                rows += run_rows(name, training, x, score.log_mean[:, -1], measure, prompts=score.prompts)
-            for measure, x in places.items():
-                costs[measure][name, depth] = (x, score.log_loss)
-
-    def cheapest(measure: str, accuracy: float) -> str:
-        points = sorted(costs[measure].items(), reverse=True)
-        reached = {name: cost for (name, _), (cost, loss) in points if loss <= accuracy}
-        return min(reached, key=lambda name: reached[name]) if reached else "none"
-
-    wins = {a: (cheapest("by_operations", a), cheapest("by_time", a)) for a in (0.2, -1.0, -2.5, -6.0)}
-    claims = Claims("6")
-    claims.test(
-        "learned-methods-efficient",
-        "Learned methods reach an accuracy at lower cost than classical ones.",
-        "at log losses 0.2, -1, -2.5 and -6 the method with the fewest operations is a learned one (the "
-        "known covariance of preconditioned CGD counts as not learned)",
-        (fewest in LEARNED for fewest, _ in wins.values()),
-        "; ".join(f"log loss {a}: fewest operations {o}, least time {t}" for a, (o, t) in wins.items()),
+class Efficiency(Experiment):
+    name = "efficiency"
+    title = "Accuracy against gradient evaluations, operations and time"
+    section = "6, Efficiency vs. generalization"
+    shows = (
+        "Learned and classical methods on the same fresh prompts: log loss against the number of products with "
+        "the Gram matrix, against floating-point operations per prompt, and against measured time per prompt "
+        "(a batch of 10,000 prompts, Gram matrices given, this machine)."
     )
-    text = "LFOMs with fixed coefficients include AdaGrad and Adam."
-    claims.add("lfoms-include-adagrad-adam", text, nonlinearity(), "1")
-    return Outcome(rows, claims)
+    trained = "The converged models of the other figures; there is nothing to show for paper training alone."
+    alone = True  # it measures time
+    x_label = {
+        "log_loss": "gradient evaluations",
+        "by_operations": "operations per prompt",
+        "by_time": "nanoseconds per prompt",
+    }
+    y_label = dict.fromkeys(x_label, "log loss")
+    x_scale = {"log_loss": "linear", "by_operations": "log", "by_time": "log"}
+
+    def run(self, bench: Workbench) -> Outcome:
+        if "converged" not in bench.trainings:
+            return Outcome([], [])
+        data = bench.data()
+        found = bench.curves([(name, "converged") for name in LEARNED], data)
+        sample = data[0].quadratics(bench.stream("time"), 10_000)
+        classical: dict[str, Any] = {
+            "CGD": conjugate_gradient,
+            "Preconditioned CGD": lambda depth: conjugate_gradient(depth, np.eye(D)),
+            "Momentum GD, tuned": lambda depth: momentum(1.0, 0.5, depth),
+        }
+        rows = []
+        costs: dict[str, dict[tuple[str, int], tuple[float, float]]] = {"by_operations": {}, "by_time": {}}
+        for name in (*classical, *LEARNED):
+            training = "converged" if name in LEARNED else "none"
+            for depth in DEPTHS:
+                if name in LEARNED:
+                    method = bench.trained(name, training, data).model(0, depth)
+                else:
+                    method = classical[name](depth)
+                score = found[name, training][depth]
+                places = {"by_operations": operations(name, depth), "by_time": measured(method, sample)}
+                for measure, x in ({"log_loss": depth} | places).items():
+                    rows += run_rows(name, training, x, score.log_mean[:, -1], measure, prompts=score.prompts)
+                for measure, x in places.items():
+                    costs[measure][name, depth] = (x, score.log_loss)
+
+        def cheapest(measure: str, accuracy: float) -> str:
+            points = sorted(costs[measure].items(), reverse=True)
+            reached = {name: cost for (name, _), (cost, loss) in points if loss <= accuracy}
+            return min(reached, key=lambda name: reached[name]) if reached else "none"
+
+        wins = {a: (cheapest("by_operations", a), cheapest("by_time", a)) for a in (0.2, -1.0, -2.5, -6.0)}
+        claims = Claims("6")
+        claims.test(
+            "learned-methods-efficient",
+            "Learned methods reach an accuracy at lower cost than classical ones.",
+            "at log losses 0.2, -1, -2.5 and -6 the method with the fewest operations is a learned one (the "
+            "known covariance of preconditioned CGD counts as not learned)",
+            (fewest in LEARNED for fewest, _ in wins.values()),
+            "; ".join(f"log loss {a}: fewest operations {o}, least time {t}" for a, (o, t) in wins.items()),
+        )
+        text = "LFOMs with fixed coefficients include AdaGrad and Adam."
+        claims.add("lfoms-include-adagrad-adam", text, nonlinearity(), "1")
+        return Outcome(rows, claims)

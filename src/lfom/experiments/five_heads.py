@@ -8,6 +8,7 @@ import numpy as np
 
 from lfom.core.preconditioners import Full
 from lfom.core.readers import Gradient, Heads
+from lfom.experiments.experiment import Experiment
 from lfom.experiments.rows import Row, by_depth, curve_rows, flatten, run_rows, score_rows
 from lfom.experiments.statistics import Claims, below, compare, difference, lower, under, written
 from lfom.experiments.workbench import CONTEXT, DEPTHS, Outcome, Workbench, kept, keys, rotations
@@ -15,47 +16,52 @@ from lfom.methods.memformer import mixture
 from lfom.prompts.distributions import PUBLISHED_SPECTRUM, GaussianMixture
 from lfom.training import Adam, Fit, PerRun, Score, fit
 
-TITLE = "One head and five heads"
-SECTION = "4.1, Figure 5head_attention_experiment"
-SHOWS = (
-    "Heads that are summed into one memory (the paper's figure): five can be merged into one by adding up "
-    "their matrices, so they differ in training speed only. Beside it what Section 4.1 really claims: heads "
-    "with memories of their own and with B (GD++), on data whose covariance varies from prompt to prompt."
-)
-TRAINED = (
-    "Bank with scalar coefficients (own coefficient 1), full A. paper: Adam on fresh prompts. converged: "
-    "least squares for one head; five summed heads are the same class, so their optimum is that model with "
-    "every A split at random into five that add up to it. Varying covariance: zero means, variance 0.5, 1 or 2 by prompt, depth 2, trained by Adam "
-    "(1,000 steps, 1,000 prompts resampled every 20) with B. Scored on fresh prompts."
-)
-X_LABEL = {"log_loss": "layers", "training_log_loss": "Adam steps (depth 4)"}
 ONE, FIVE, HEADS = "Memformer, 1 head", "Memformer, 5 heads", 5
 MODEL = "Memformer, own 1"
 VARYING = ("one head with B", "5 heads with B, one memory", "5 heads with B, own memories")
 
 
-def run(bench: Workbench) -> Outcome:
-    data = bench.data()
-    jobs: list[tuple[Any, ...]] = [(bench.trained, MODEL, training, data) for training in bench.trainings]
-    if "paper" in bench.trainings:
-        jobs += [(five_trained, bench), *((varying_fit, bench, name) for name in VARYING)]
-    bench.side_by_side([*jobs, (bench.curves, (), data)])
-    found = bench.curves((), data)
-    claims = Claims("4.1")
-    for training in bench.trainings:
-        one = bench.curves([(MODEL, training)], data)[MODEL, training]
-        five = five_heads(bench, training)
-        found |= {(ONE, training): one, (FIVE, training): five}
-        apart = f"five minus one: {compare(five, one)}; five minus CGD: {compare(five, found['CGD', 'none'])}"
-        claims.add(
-            f"five-heads-beat-one-{training}",
-            f"Five heads have a lower loss than one ({training} training).",
-            lower(five, one, 0.02, evidence=apart),
-        )
-    rows = curve_rows(found, "5head_attention_experiment")
-    if "paper" in bench.trainings:
-        rows += speed(bench, claims) + varying_covariance(bench, claims)
-    return Outcome(rows, claims, ["CGD|none", *keys(bench.pairs(ONE, FIVE)), f"{FIVE}|published"])
+class FiveHeads(Experiment):
+    name = "5head_attention_experiment"
+    title = "One head and five heads"
+    section = "4.1, Figure 5head_attention_experiment"
+    shows = (
+        "Heads that are summed into one memory (the paper's figure): five can be merged into one by adding up "
+        "their matrices, so they differ in training speed only. Beside it what Section 4.1 really claims: heads "
+        "with memories of their own and with B (GD++), on data whose covariance varies from prompt to prompt."
+    )
+    trained = (
+        "Bank with scalar coefficients (own coefficient 1), full A. paper: Adam on fresh prompts. converged: "
+        "least squares for one head; five summed heads are the same class, so their optimum is that model with "
+        "every A split at random into five that add up to it. Varying covariance: zero means, variance 0.5, 1 or 2 by prompt, depth 2, trained by Adam "
+        "(1,000 steps, 1,000 prompts resampled every 20) with B. Scored on fresh prompts."
+    )
+    x_label = {"log_loss": "layers", "training_log_loss": "Adam steps (depth 4)"}
+
+    def run(self, bench: Workbench) -> Outcome:
+        data = bench.data()
+        jobs: list[tuple[Any, ...]] = [(bench.trained, MODEL, training, data) for training in bench.trainings]
+        if "paper" in bench.trainings:
+            jobs += [(five_trained, bench), *((varying_fit, bench, name) for name in VARYING)]
+        bench.side_by_side([*jobs, (bench.curves, (), data)])
+        found = bench.curves((), data)
+        claims = Claims("4.1")
+        for training in bench.trainings:
+            one = bench.curves([(MODEL, training)], data)[MODEL, training]
+            five = five_heads(bench, training)
+            found |= {(ONE, training): one, (FIVE, training): five}
+            cgd = compare(five, found["CGD", "none"])
+            claims.add(
+                f"five-heads-beat-one-{training}",
+                f"Five heads have a lower loss than one ({training} training).",
+                lower(
+                    five, one, 0.02, evidence=f"five minus one: {compare(five, one)}; five minus CGD: {cgd}"
+                ),
+            )
+        rows = curve_rows(found, self.name)
+        if "paper" in bench.trainings:
+            rows += speed(bench, claims) + varying_covariance(bench, claims)
+        return Outcome(rows, claims, ["CGD|none", *keys(bench.pairs(ONE, FIVE)), f"{FIVE}|published"])
 
 
 def five_heads(bench: Workbench, training: str) -> dict[int, Score]:

@@ -14,6 +14,7 @@ from lfom.core.arrays import as_array
 from lfom.core.runs import PerRun
 from lfom.experiments import shifted
 from lfom.experiments.drawn import Drawn
+from lfom.experiments.experiment import Experiment
 from lfom.experiments.fixed_batches import ROUNDING
 from lfom.experiments.gates import adaptation_prompts, fit_gates, on_adaptation_prompts
 from lfom.experiments.ridge import best_penalty, ridges, take_ridges
@@ -35,18 +36,21 @@ FREE = 100  # prompts whose contexts label-free adaptation reads
 # In five dimensions, where one step does not solve a prompt; label noise 0 and 0.1.
 D, DEPTH, NOISES = 5, 4, (0.0, 0.1)
 MEASURE = "five_dimensions"
-# Of the two figures that show this as their second panel.
-X_LABEL = {"log_loss": "layers or steps", MEASURE: "noise of the labels"}
-Y_LABEL = {
-    "log_loss": "log of the mean squared error",
-    MEASURE: "log loss relative to the labels' second moment",
-}
-X_SCALE = {"log_loss": "linear", MEASURE: "linear"}
 TRAINED_IN_FIVE = (
     "d = 5: experts for each component, run and noise; 4,096 adaptation prompts, without labels one example of each "
     "context is held out, another one in the next; ridge's penalty is chosen on the other runs."
 )
 RIGHT, HARD = "right expert alone", "best expert per prompt"
+
+
+class OnMixture(Experiment):
+    """The two figures that show this as their second panel."""
+
+    x_label = {"log_loss": "layers or steps", MEASURE: "noise of the labels"}
+    y_label = {
+        "log_loss": "log of the mean squared error",
+        MEASURE: "log loss relative to the labels' second moment",
+    }
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from lfom.adaptation.per_prompt import STEPS, context_question
 from lfom.core.runs import stack
 from lfom.core.unroll import losses
 from lfom.experiments import shifted
+from lfom.experiments.experiment import Experiment
 from lfom.experiments.rows import Row, run_rows
 from lfom.experiments.shifted import DEPTH, HIGHEST, LOWEST
 from lfom.experiments.statistics import Claims, under, written
@@ -23,23 +24,7 @@ from lfom.prompts.distributions import LinearRegression
 from lfom.prompts.shifts import RandomScale
 from lfom.training import PerRun, evaluate
 
-TITLE = "How many experts"
-SECTION = "4.2, our own (the paper leaves it open)"
-SHOWS = (
-    "Experts of four layers for 1, 2, 3, 5 or 8 variances, evenly spaced on a logarithmic scale, on prompts whose "
-    "variance is log-uniform from 0.25 to 16. Every prompt picks its best expert, or sets its own gates in four "
-    "steps. Models without experts stand at 1. The second panel counts what a prompt costs: products of a matrix "
-    "with a vector."
-)
-TRAINED = (
-    "Models as in the experiment adaptation: the expert of variance v is the one of variance 1 with A / v, which is "
-    "exact. A run of four layers with K experts needs 4 (K + 1) products, one with the Gram matrix and one with "
-    "each expert's A per layer; choosing the best expert runs each of them once, gates begin at the best of 2 K + 1 starts, and a step of the gates "
-    "needs K derivatives, each as dear as two runs."
-)
 LOSS, COST = "relative_log_loss", "products"
-X_LABEL = "experts"
-Y_LABEL = {LOSS: "log loss relative to the labels' variance", COST: "matrix-vector products per prompt"}
 NUMBERS = (1, 2, 3, 5, 8)
 GATES, BEST = "gates, per prompt", "best expert per prompt"
 SINGLE = {"union": 2, "normalised": 2, "conjugate register": 2, "CGD": 1}  # products per layer
@@ -59,29 +44,49 @@ def products(experts: int, steps: int) -> int:
     return DEPTH * (experts + 1) * (starts + fitting + 1)
 
 
-def run(bench: Workbench) -> Outcome:
-    if "converged" not in bench.trainings:
-        return Outcome([], [])
-    count, key = bench.preset.prompts // 50, bench.stream("score", "how many")
-    data = shifted.union_data(bench)
-    singles = {name: one for name, one in shifted.single_models(bench).items() if name in SINGLE}
-    bench.say("scoring 1 to 8 experts")
-    methods: dict[str, Any] = {**singles, "CGD": conjugate_gradient(DEPTH)}
-    for number in NUMBERS:
-        methods[f"{GATES}|{number}"] = PerRun(PerPrompt(shifted.experts_of(bench, variances(number)).stacked))
-    scores = {n: shifted.relative(s) for n, s in evaluate(methods, data, prompts=count, key=key).items()}
-    best = best_experts(bench, data, jax.random.split(bench.stream("best expert"), bench.runs), count)
-    table = {number: {BEST: best[number], GATES: scores.pop(f"{GATES}|{number}")} for number in NUMBERS}
-    costs = {GATES: STEPS, BEST: 0}
-    points = [(n, k, v, products(k, costs[n])) for k in NUMBERS for n, v in table[k].items()]
-    points += [(n, 1, v, DEPTH * SINGLE[n]) for n, v in scores.items()]
-    rows = []
-    for name, number, values, cost in points:
-        training = "none" if name == "CGD" else "converged"
-        rows += run_rows(name, training, number, values, LOSS, prompts=count)
-        rows.append(Row(name, training, number, float(cost), None, COST))
-    found = claims(table, scores, union_optimum(bench.stream("union optimum")))
-    return Outcome(rows, found, keys((name, "converged") for name in (GATES, BEST, *singles)))
+class HowManyExperts(Experiment):
+    name = "how_many_experts"
+    title = "How many experts"
+    section = "4.2, our own (the paper leaves it open)"
+    shows = (
+        "Experts of four layers for 1, 2, 3, 5 or 8 variances, evenly spaced on a logarithmic scale, on prompts whose "
+        "variance is log-uniform from 0.25 to 16. Every prompt picks its best expert, or sets its own gates in four "
+        "steps. Models without experts stand at 1. The second panel counts what a prompt costs: products of a matrix "
+        "with a vector."
+    )
+    trained = (
+        "Models as in the experiment adaptation: the expert of variance v is the one of variance 1 with A / v, which is "
+        "exact. A run of four layers with K experts needs 4 (K + 1) products, one with the Gram matrix and one with "
+        "each expert's A per layer; choosing the best expert runs each of them once, gates begin at the best of 2 K + 1 starts, and a step of the gates "
+        "needs K derivatives, each as dear as two runs."
+    )
+    x_label = "experts"
+    y_label = {LOSS: "log loss relative to the labels' variance", COST: "matrix-vector products per prompt"}
+
+    def run(self, bench: Workbench) -> Outcome:
+        if "converged" not in bench.trainings:
+            return Outcome([], [])
+        count, key = bench.preset.prompts // 50, bench.stream("score", "how many")
+        data = shifted.union_data(bench)
+        singles = {name: one for name, one in shifted.single_models(bench).items() if name in SINGLE}
+        bench.say("scoring 1 to 8 experts")
+        methods: dict[str, Any] = {**singles, "CGD": conjugate_gradient(DEPTH)}
+        for number in NUMBERS:
+            experts = shifted.experts_of(bench, variances(number)).stacked
+            methods[f"{GATES}|{number}"] = PerRun(PerPrompt(experts))
+        scores = {n: shifted.relative(s) for n, s in evaluate(methods, data, prompts=count, key=key).items()}
+        best = best_experts(bench, data, jax.random.split(bench.stream("best expert"), bench.runs), count)
+        table = {number: {BEST: best[number], GATES: scores.pop(f"{GATES}|{number}")} for number in NUMBERS}
+        costs = {GATES: STEPS, BEST: 0}
+        points = [(n, k, v, products(k, costs[n])) for k in NUMBERS for n, v in table[k].items()]
+        points += [(n, 1, v, DEPTH * SINGLE[n]) for n, v in scores.items()]
+        rows = []
+        for name, number, values, cost in points:
+            training = "none" if name == "CGD" else "converged"
+            rows += run_rows(name, training, number, values, LOSS, prompts=count)
+            rows.append(Row(name, training, number, float(cost), None, COST))
+        found = claims(table, scores, union_optimum(bench.stream("union optimum")))
+        return Outcome(rows, found, keys((name, "converged") for name in (GATES, BEST, *singles)))
 
 
 @eqx.filter_jit

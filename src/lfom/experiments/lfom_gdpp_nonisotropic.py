@@ -4,64 +4,69 @@ import numpy as np
 
 from lfom.core.parameters import at_layer
 from lfom.core.runs import PerRun
+from lfom.experiments.experiment import Experiment
 from lfom.experiments.rows import curve_rows
 from lfom.experiments.statistics import Claims, Finding, compare, distance_to_identity, lower, values
 from lfom.experiments.workbench import Outcome, Workbench, keys
 
-TITLE = "GD++: Memformer and Linear Transformer that rewrite covariates"
-SECTION = "3.3, Figure lfom_gdpp_nonisotropic"
-SHOWS = (
-    "With B not 0 every layer also multiplies the covariates, so that the polynomial in the Gram matrix "
-    "grows much faster than one degree per layer. The authors' curve is scored on training prompts."
-)
-TRAINED = "A and B. paper: Adam; converged: least squares. Scored on fresh prompts; tails are heavy."
 CURVES = {"Memformer": "Memformer, GD++", "Linear Transformer": "Linear Transformer, GD++"}
 TRAINED_BY = {"paper": ["Memformer"], "converged": list(CURVES)}  # the paper trains the Memformer only
 
 
-def run(bench: Workbench) -> Outcome:
-    data = bench.data()
-    trained = [(c, t) for t in bench.trainings for c in TRAINED_BY[t]]
-    found = bench.curves(trained, data, models=CURVES)
-    claims, cgd = Claims("3.3"), found["CGD", "none"]
-    for training in bench.trainings:
-        ours = found["Memformer", training]
-        medians = ", ".join(f"{ours[d].log_median:.2f}" for d in ours)
-        worst = ", ".join(f"{ours[d].worst_share:.2f}" for d in ours)
-        tails = f"median prompt {medians}; share of the loss in the worst 0.01 % {worst}"
-        claims.add(
-            f"gdpp-beats-cgd-per-layer-{training}",
-            f"GD++ is far below CGD, layer for layer ({training} training), on fresh prompts.",
-            lower(ours, cgd, evidence=f"{compare(ours, cgd)}; {tails}"),
-        )
-    d = 5
-    gdpp = 2 * (4 * d**3 + 4 * d**2)  # T G, (TG) T^T, times A, B(...) , K T and the matrix-vector products
-    cg = 2 * (d**2 + 5 * d)
-    steps = max(1, round(gdpp / cg * 2))
-    two = found[trained[-1]][2]
-    claims.test(
-        "gdpp-beats-cgd-per-operation",
-        "GD++ beats CGD at equal floating-point operations.",
-        "two GD++ layers against as many CGD steps as cost the same; CGD is exact after d = 5 steps",
-        steps < d and bool(np.all(two.log_mean[:, -1] < cgd[min(steps, 4)].log_mean[:, -1])),
-        f"a GD++ layer takes about {gdpp} operations, a CGD step {cg}: two layers pay for {steps} CGD "
-        f"steps, and CGD solves these problems in {d}. GD++ with two layers: {two.log_loss:.2f}.",
+class RewrittenCovariates(Experiment):
+    name = "lfom_gdpp_nonisotropic"
+    title = "GD++: Memformer and Linear Transformer that rewrite covariates"
+    section = "3.3, Figure lfom_gdpp_nonisotropic"
+    shows = (
+        "With B not 0 every layer also multiplies the covariates, so that the polynomial in the Gram matrix "
+        "grows much faster than one degree per layer. The authors' curve is scored on training prompts."
     )
-    if "paper" in bench.trainings:
-        text = "B acts like a truncated Neumann series of the inverse of the Hessian."
-        claims.add("gdpp-b-neumann", text, _neumann(bench, data))
-    if "converged" in bench.trainings:
-        ours, plain = found["Memformer", "converged"], found["Linear Transformer", "converged"]
-        rule = "difference of log loss to the Linear Transformer with B below -0.1 by two standard errors"
-        evidence = f"{compare(ours, plain)}; {values(ours)}"
-        claims.add(
-            "gdpp-memory-helps",
-            "Memory improves GD++ at convergence.",
-            lower(ours, plain, 0.1, (2, 3, 4), rule=rule, evidence=evidence),
+    trained = "A and B. paper: Adam; converged: least squares. Scored on fresh prompts; tails are heavy."
+
+    def run(self, bench: Workbench) -> Outcome:
+        data = bench.data()
+        trained = [(c, t) for t in bench.trainings for c in TRAINED_BY[t]]
+        found = bench.curves(trained, data, models=CURVES)
+        claims, cgd = Claims("3.3"), found["CGD", "none"]
+        for training in bench.trainings:
+            ours = found["Memformer", training]
+            medians = ", ".join(f"{ours[d].log_median:.2f}" for d in ours)
+            worst = ", ".join(f"{ours[d].worst_share:.2f}" for d in ours)
+            tails = f"median prompt {medians}; share of the loss in the worst 0.01 % {worst}"
+            claims.add(
+                f"gdpp-beats-cgd-per-layer-{training}",
+                f"GD++ is far below CGD, layer for layer ({training} training), on fresh prompts.",
+                lower(ours, cgd, evidence=f"{compare(ours, cgd)}; {tails}"),
+            )
+        d = 5
+        # T G, (TG) T^T, times A, B(...) , K T and the matrix-vector products
+        gdpp = 2 * (4 * d**3 + 4 * d**2)
+        cg = 2 * (d**2 + 5 * d)
+        steps = max(1, round(gdpp / cg * 2))
+        two = found[trained[-1]][2]
+        claims.test(
+            "gdpp-beats-cgd-per-operation",
+            "GD++ beats CGD at equal floating-point operations.",
+            "two GD++ layers against as many CGD steps as cost the same; CGD is exact after d = 5 steps",
+            steps < d and bool(np.all(two.log_mean[:, -1] < cgd[min(steps, 4)].log_mean[:, -1])),
+            f"a GD++ layer takes about {gdpp} operations, a CGD step {cg}: two layers pay for {steps} CGD "
+            f"steps, and CGD solves these problems in {d}. GD++ with two layers: {two.log_loss:.2f}.",
         )
-    main = ["CGD|none", "Preconditioned CGD|none", *keys(trained)]
-    main += ["Memformer|published", "Memformer, fresh prompts|published"]
-    return Outcome(curve_rows(found, "lfom_gdpp_nonisotropic"), claims, main)
+        if "paper" in bench.trainings:
+            text = "B acts like a truncated Neumann series of the inverse of the Hessian."
+            claims.add("gdpp-b-neumann", text, _neumann(bench, data))
+        if "converged" in bench.trainings:
+            ours, plain = found["Memformer", "converged"], found["Linear Transformer", "converged"]
+            rule = "difference of log loss to the Linear Transformer with B below -0.1 by two standard errors, depths 2 to 4"
+            evidence = f"{compare(ours, plain)}; {values(ours)}"
+            claims.add(
+                "gdpp-memory-helps",
+                "Memory improves GD++ at convergence.",
+                lower(ours, plain, 0.1, (2, 3, 4), rule=rule, evidence=evidence),
+            )
+        main = ["CGD|none", "Preconditioned CGD|none", *keys(trained)]
+        main += ["Memformer|published", "Memformer, fresh prompts|published"]
+        return Outcome(curve_rows(found, self.name), claims, main)
 
 
 def _neumann(bench: Workbench, data: PerRun) -> Finding:

@@ -5,6 +5,7 @@ import math
 from typing import Any
 
 from lfom.core.runs import concatenate
+from lfom.experiments.experiment import Experiment
 from lfom.experiments.gates import adaptation_prompts, fit_gates, on_adaptation_prompts, together
 from lfom.experiments.rows import Row, by_depth, published_rows, score_rows, take_runs
 from lfom.experiments.shifted import DEPTH, EXPERTS, PLACES, base_model, on_shifts, scaled
@@ -13,30 +14,8 @@ from lfom.experiments.workbench import DEPTHS, Outcome, Workbench, keys
 from lfom.methods.classical import conjugate_gradient
 from lfom.training import Score, evaluate
 
-TITLE = "Mixture of experts on unseen variances"
-SECTION = "4.2, Figure mixture_of_experts_ood"
-SHOWS = (
-    "Three heads, one per variance 1, 2 and 3, combined by one gate each that is fitted on prompts of an "
-    "unseen variance (0.5, 1.5, 2.5, 3.5) and scored on other, fresh ones; single experts as they are, and "
-    "CGD. As in the authors' code w* has covariance v times the inverse of the unscaled covariance, so labels "
-    "grow with the variance v: the second panel shows the loss relative to the labels' variance 5 v^2. The third "
-    "panel compares at four layers the three settings of adaptation, and what experts have to beat (see the "
-    "experiment adaptation), by variance."
-)
-TRAINED = (
-    "Experts (converged): bank with scalar coefficients (own coefficient 1), full A, least squares at variance "
-    "1; data of variance v is that data scaled, so the expert of v is the same model with A / v (exact "
-    "equivariance: predictions and losses are the same), and all share the run's rotation. Gates: one free number per head, shared by layers and prompts, least squares "
-    "on 1,000 prompts with the labels of their queries (adaptation prompts), for each depth."
-)
 UNSEEN = (0.5, 1.5, 2.5, 3.5)
 RELATIVE, SETTINGS = "relative_log_loss", "settings"
-X_LABEL = {"log_loss": "layers or steps", RELATIVE: "layers or steps", SETTINGS: "variance of the covariates"}
-Y_LABEL = {
-    "log_loss": "log of the mean squared error",
-    RELATIVE: "log loss relative to the labels' variance",
-    SETTINGS: f"the same at {DEPTH} layers",
-}
 ALL_VARIANCES = (*UNSEEN, *EXPERTS)
 ADAPTATION = "adaptation prompts"
 ByVariance = dict[tuple[str, float], dict[int, Score]]  # by method and variance, and depth
@@ -75,42 +54,69 @@ def rows_of(
     return lines + [dataclasses.replace(r, measure=RELATIVE, value=r.value - shift) for r in lines]
 
 
-def run(bench: Workbench) -> Outcome:
-    if "converged" not in bench.trainings:
-        return Outcome(published_rows("mixture_of_experts_ood"), [])
-    found, rows = on_variances(bench), []
-    robust, better, against_ideal, against_best = [], [], [], []
-    for v in UNSEEN:
-        ours, ideal = found["3 heads", v], found["ideal", v]
-        singles = {e: found[f"expert {e:g}", v] for e in EXPERTS}
-        rows += rows_of(f"variance {v:g}, 3 heads", "converged", ours, v)
-        rows += rows_of(f"variance {v:g}, 3 heads", "converged", found[ADAPTATION, v], v, ADAPTATION)
-        for e, scores in singles.items():
-            rows += rows_of(f"variance {v:g}, expert {e:g} as it is", "converged", scores, v)
-        rows += rows_of(f"variance {v:g}, CGD", "none", found["CGD", v], v)
-        best = min((scores[4].log_loss, e) for e, scores in singles.items())[1]
-        robust += [near(ours[d], ideal[d], 0.1) for d in DEPTHS]
-        better += [below(ours[d], singles[best][d]) for d in DEPTHS]
-        against_ideal.append(f"variance {v:g}: {compare(ours, ideal)}")
-        against_best.append(f"variance {v:g} (expert {best:g}): {compare(ours, singles[best])}")
-    for v in EXPERTS:
-        rows += rows_of(f"variance {v:g}, 1 head", "converged", found["ideal", v], v)
-    shown = sorted((1.0, *UNSEEN))
-    rows += on_shifts(bench).rows((PLACES.index(("variance", v)), SETTINGS, v) for v in shown)
-    claims = Claims("4.2")
-    claims.test(
-        "gates-robust-to-unseen-variances",
-        "Gates fitted at test time make three experts as good on an unseen variance as an expert trained on it.",
-        "log loss on the same fresh prompts at most 0.1 above that of an expert of this very variance, for every unseen variance and depth",
-        robust,
-        "; ".join(against_ideal),
+class UnseenVariances(Experiment):
+    name = "mixture_of_experts_ood"
+    title = "Mixture of experts on unseen variances"
+    section = "4.2, Figure mixture_of_experts_ood"
+    shows = (
+        "Three heads, one per variance 1, 2 and 3, combined by one gate each that is fitted on prompts of an "
+        "unseen variance (0.5, 1.5, 2.5, 3.5) and scored on other, fresh ones; single experts as they are, and "
+        "CGD. As in the authors' code w* has covariance v times the inverse of the unscaled covariance, so labels "
+        "grow with the variance v: the second panel shows the loss relative to the labels' variance 5 v^2. The third "
+        "panel compares at four layers the three settings of adaptation, and what experts have to beat (see the "
+        "experiment adaptation), by variance."
     )
-    claims.test(
-        "gates-beat-single-expert",
-        "Gates do better on unseen variances than the best single expert as it is.",
-        "log loss on the same fresh prompts below that of the expert that is best at depth 4, by two standard errors, per variance and depth",
-        better,
-        "; ".join(against_best),
+    trained = (
+        "Experts (converged): bank with scalar coefficients (own coefficient 1), full A, least squares at variance "
+        "1; data of variance v is that data scaled, so the expert of v is the same model with A / v (exact "
+        "equivariance: predictions and losses are the same), and all share the run's rotation. Gates: one free number per head, shared by layers and prompts, least squares "
+        "on 1,000 prompts with the labels of their queries (adaptation prompts), for each depth."
     )
-    main = keys((f"variance {v:g}, 3 heads", t) for v in UNSEEN for t in ("converged", "published"))
-    return Outcome(rows + published_rows("mixture_of_experts_ood"), claims, main)
+    x_label = dict.fromkeys(("log_loss", RELATIVE), "layers or steps") | {
+        SETTINGS: "variance of the covariates"
+    }
+    y_label = {
+        "log_loss": "log of the mean squared error",
+        RELATIVE: "log loss relative to the labels' variance",
+        SETTINGS: f"the same at {DEPTH} layers",
+    }
+
+    def run(self, bench: Workbench) -> Outcome:
+        if "converged" not in bench.trainings:
+            return Outcome(published_rows(self.name), [])
+        found, rows = on_variances(bench), []
+        robust, better, against_ideal, against_best = [], [], [], []
+        for v in UNSEEN:
+            ours, ideal = found["3 heads", v], found["ideal", v]
+            singles = {e: found[f"expert {e:g}", v] for e in EXPERTS}
+            rows += rows_of(f"variance {v:g}, 3 heads", "converged", ours, v)
+            rows += rows_of(f"variance {v:g}, 3 heads", "converged", found[ADAPTATION, v], v, ADAPTATION)
+            for e, scores in singles.items():
+                rows += rows_of(f"variance {v:g}, expert {e:g} as it is", "converged", scores, v)
+            rows += rows_of(f"variance {v:g}, CGD", "none", found["CGD", v], v)
+            best = min((scores[4].log_loss, e) for e, scores in singles.items())[1]
+            robust += [near(ours[d], ideal[d], 0.1) for d in DEPTHS]
+            better += [below(ours[d], singles[best][d]) for d in DEPTHS]
+            against_ideal.append(f"variance {v:g}: {compare(ours, ideal)}")
+            against_best.append(f"variance {v:g} (expert {best:g}): {compare(ours, singles[best])}")
+        for v in EXPERTS:
+            rows += rows_of(f"variance {v:g}, 1 head", "converged", found["ideal", v], v)
+        shown = sorted((1.0, *UNSEEN))
+        rows += on_shifts(bench).rows((PLACES.index(("variance", v)), SETTINGS, v) for v in shown)
+        claims = Claims("4.2")
+        claims.test(
+            "gates-robust-to-unseen-variances",
+            "Gates fitted at test time make three experts as good on an unseen variance as an expert trained on it.",
+            "log loss on the same fresh prompts at most 0.1 above that of an expert of this very variance, for every unseen variance and depth",
+            robust,
+            "; ".join(against_ideal),
+        )
+        claims.test(
+            "gates-beat-single-expert",
+            "Gates do better on unseen variances than the best single expert as it is.",
+            "log loss on the same fresh prompts below that of the expert that is best at depth 4, by two standard errors, per variance and depth",
+            better,
+            "; ".join(against_best),
+        )
+        main = keys((f"variance {v:g}, 3 heads", t) for v in UNSEEN for t in ("converged", "published"))
+        return Outcome(rows + published_rows(self.name), claims, main)

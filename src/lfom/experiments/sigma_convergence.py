@@ -6,6 +6,7 @@ import jax
 import numpy as np
 
 from lfom.core.parameters import at_layer
+from lfom.experiments.experiment import Experiment
 from lfom.experiments.rows import Row, flatten, run_rows
 from lfom.experiments.statistics import Claims, distance_to_identity, mean_error
 from lfom.experiments.workbench import Outcome, Workbench
@@ -13,17 +14,6 @@ from lfom.methods.memformer import linear_transformer
 from lfom.training import Adam, State, fit
 from lfom.training.parameters import from_vector, vector_of
 
-TITLE = "A_l converges to a multiple of the inverse covariance"
-SECTION = "Appendix D, Figures sigma_a0 to sigma_a2"
-SHOWS = (
-    "The distance of S^1/2 A_l S^1/2 from a multiple of the identity, for the three layers of a Linear "
-    "Transformer, against training steps. There are no published values."
-)
-TRAINED = (
-    "paper: Adam with batches of 20,000, resampled every 100 steps, gradients clipped to 0.01 (curves over "
-    "steps). converged: least squares (one value, drawn at the last step)."
-)
-X_LABEL, Y_LABEL = "Adam steps", "distance from a multiple of the inverse covariance"
 LAYERS = 3
 BATCH = 20_000
 
@@ -45,44 +35,59 @@ def rows_of(training: str, step: int, values: np.ndarray, **more: Any) -> list[R
     return flatten(lines)
 
 
-def run(bench: Workbench) -> Outcome:
-    data = bench.data()
-    model = linear_transformer(5, LAYERS, key=jax.random.fold_in(bench.key, 5))
-    steps, rows, claims = bench.preset.adam_steps, [], Claims("Appendix D")
-    if "paper" in bench.trainings:
-        start = np.stack([[vector_of(model)]] * bench.runs)
-        trail: dict[int, np.ndarray] = {0: distances(bench, start, model)}
+class SigmaConvergence(Experiment):
+    name = "sigma_convergence"
+    title = "A_l converges to a multiple of the inverse covariance"
+    section = "Appendix D, Figures sigma_a0 to sigma_a2"
+    shows = (
+        "The distance of S^1/2 A_l S^1/2 from a multiple of the identity, for the three layers of a Linear "
+        "Transformer, against training steps. There are no published values."
+    )
+    trained = (
+        "paper: Adam with batches of 20,000, resampled every 100 steps, gradients clipped to 0.01 (curves over "
+        "steps). converged: least squares (one value, drawn at the last step)."
+    )
+    x_label, y_label = "Adam steps", "distance from a multiple of the inverse covariance"
 
-        def watch(state: State, record: dict[str, Any]) -> None:
-            trail[record["step"]] = distances(bench, state.vectors, model)
+    def run(self, bench: Workbench) -> Outcome:
+        data = bench.data()
+        model = linear_transformer(5, LAYERS, key=jax.random.fold_in(bench.key, 5))
+        steps, rows, claims = bench.preset.adam_steps, [], Claims("Appendix D")
+        if "paper" in bench.trainings:
+            start = np.stack([[vector_of(model)]] * bench.runs)
+            trail: dict[int, np.ndarray] = {0: distances(bench, start, model)}
 
-        bench.say(f"training three layers with Adam, batch {BATCH:,}")
-        fit(model, data, key=bench.stream("sigma"), optimiser=Adam(steps=steps, batch=BATCH), watch=watch)
-        rows += flatten(rows_of("paper", step, each, prompts=BATCH) for step, each in trail.items())
-        last, half = trail[steps], trail[min(trail, key=lambda s: abs(s - steps // 2))]
-        ends = [mean_error(last[:, k]) for k in range(LAYERS)]
-        claims.test(
-            "a-converges-to-inverse-covariance",
-            "Every A_l converges to a multiple of the inverse covariance.",
-            f"mean distance below 0.1 after {steps} Adam steps, per layer",
-            (mean < 0.1 for mean, _ in ends),
-            "; ".join(
-                f"A_{k}: {half[:, k].mean():.3f} after half the steps, {mean:.3f} ± {error:.3f} at the end"
-                for k, (mean, error) in enumerate(ends)
-            ),
-        )
-    if "converged" in bench.trainings:
-        trained = bench.trained("Linear Transformer", "converged", data)
-        index = trained.depths.index(LAYERS)
-        deep = linear_transformer(5, max(trained.depths), key=jax.random.key(0))
-        values = distances(bench, trained.vectors[:, index : index + 1], deep)
-        rows += rows_of("converged", steps, values)
-        means = [float(values[:, k].mean()) for k in range(LAYERS)]
-        claims.test(
-            "a-at-the-optimum",
-            "Ours: the one matrix that least squares finds is a multiple of the inverse covariance.",
-            "mean distance below 0.1, per layer",
-            (mean < 0.1 for mean in means),
-            "; ".join(f"A_{k}: {mean:.3f}" for k, mean in enumerate(means)),
-        )
-    return Outcome(rows, claims)
+            def watch(state: State, record: dict[str, Any]) -> None:
+                trail[record["step"]] = distances(bench, state.vectors, model)
+
+            bench.say(f"training three layers with Adam, batch {BATCH:,}")
+            fit(model, data, key=bench.stream("sigma"), optimiser=Adam(steps=steps, batch=BATCH), watch=watch)
+            rows += flatten(rows_of("paper", step, each, prompts=BATCH) for step, each in trail.items())
+            end = max(trail)  # whole rounds of 100
+            last, half = trail[end], trail[min(trail, key=lambda s: abs(s - end // 2))]
+            ends = [mean_error(last[:, k]) for k in range(LAYERS)]
+            claims.test(
+                "a-converges-to-inverse-covariance",
+                "Every A_l converges to a multiple of the inverse covariance.",
+                f"mean distance below 0.1 after {end} Adam steps, per layer",
+                (mean < 0.1 for mean, _ in ends),
+                "; ".join(
+                    f"A_{k}: {half[:, k].mean():.3f} after half the steps, {mean:.3f} ± {error:.3f} at the end"
+                    for k, (mean, error) in enumerate(ends)
+                ),
+            )
+        if "converged" in bench.trainings:
+            trained = bench.trained("Linear Transformer", "converged", data)
+            index = trained.depths.index(LAYERS)
+            deep = linear_transformer(5, max(trained.depths), key=jax.random.key(0))
+            values = distances(bench, trained.vectors[:, index : index + 1], deep)
+            rows += rows_of("converged", steps, values)
+            means = [float(values[:, k].mean()) for k in range(LAYERS)]
+            claims.test(
+                "a-at-the-optimum",
+                "Ours: the one matrix that least squares finds is a multiple of the inverse covariance.",
+                "mean distance below 0.1, per layer",
+                (mean < 0.1 for mean in means),
+                "; ".join(f"A_{k}: {mean:.3f}" for k, mean in enumerate(means)),
+            )
+        return Outcome(rows, claims)

@@ -1,5 +1,6 @@
 """What experiments share: data, trained models, baselines and scores, each made once."""
 
+import copy
 import functools
 import inspect
 import threading
@@ -12,7 +13,9 @@ import jax
 import numpy as np
 from jax import Array
 
+from lfom.core import checks
 from lfom.core.compiler import jit_draws
+from lfom.core.methods import Algorithm
 from lfom.core.runs import PerRun, fingerprint
 from lfom.core.threads import in_threads
 from lfom.experiments.rows import Curves, by_depth
@@ -34,22 +37,6 @@ TUNED: dict[str, Callable[..., Any]] = {
 }
 
 
-# The models of the figures, by the name of their curve: options of memformer().
-MODELS: dict[str, dict[str, Any]] = {
-    "Linear Transformer": {"memory": "none"},
-    "Linear Transformer, scalar A": {"memory": "none", "preconditioner": "scalar"},
-    "Memformer, register": {"memory": "register"},
-    "Memformer, register, scalar A": {"memory": "register", "preconditioner": "scalar"},
-    "Memformer": {"memory": "bank", "gamma": "pair", "tied": True},
-    "Memformer, untied": {"memory": "bank"},
-    "Memformer, tied scalar": {"memory": "bank", "tied": True},
-    "Memformer, own 1": {"memory": "bank", "tied": True, "own_is_one": True},
-    "Linear Transformer, GD++": {"memory": "none", "covariates": True},
-    "Memformer, GD++": {"memory": "bank", "covariates": True},
-    "Conjugate register": {"memory": "conjugate"},
-}
-
-
 @dataclass(frozen=True)
 class Preset:
     """How many prompts and steps; never what is computed."""
@@ -63,6 +50,50 @@ class Preset:
 PRESETS = {
     "quick": Preset("quick", 200_000, 1_000, 1.0),
     "full": Preset("full", 1_000_000, 1_000, 4.0),
+}
+
+
+def least_squares(preset: Preset, d: int) -> LeastSquares:
+    """What "converged" stands for."""
+    if d >= WIDE:
+        return LeastSquares(prompts=preset.least_squares / 2)
+    return LeastSquares(prompts=preset.least_squares, passes=(30, 2))
+
+
+def few_prompts(preset: Preset, d: int) -> LeastSquares:
+    """The same for GD++, whose few parameters need few prompts."""
+    last = int(2_000 * preset.least_squares)
+    return LeastSquares(first=1_000, last=last, passes=(12, 1), chunk=500)
+
+
+@dataclass(frozen=True)
+class CurveModel:
+    """The model of a curve: options of memformer(), and what its "converged" training is."""
+
+    options: Mapping[str, Any]
+    converged: Callable[[Preset, int], LeastSquares] = least_squares
+
+
+# The models of the figures, by the name of their curve.
+MODELS: dict[str, CurveModel] = {
+    "Linear Transformer": CurveModel({"memory": "none"}),
+    "Linear Transformer, scalar A": CurveModel({"memory": "none", "preconditioner": "scalar"}),
+    "Memformer, register": CurveModel({"memory": "register"}),
+    "Memformer, register, scalar A": CurveModel({"memory": "register", "preconditioner": "scalar"}),
+    "Memformer": CurveModel({"memory": "bank", "gamma": "pair", "tied": True}),
+    "Memformer, untied": CurveModel({"memory": "bank"}),
+    "Memformer, tied scalar": CurveModel({"memory": "bank", "tied": True}),
+    "Memformer, own 1": CurveModel({"memory": "bank", "tied": True, "own_is_one": True}),
+    "Linear Transformer, GD++": CurveModel({"memory": "none", "covariates": True}, few_prompts),
+    "Memformer, GD++": CurveModel({"memory": "bank", "covariates": True}, few_prompts),
+    "Conjugate register": CurveModel({"memory": "conjugate"}),
+}
+
+# A training is an optimiser, or says it for a preset, a model and its dimension.
+Training = Adam | LeastSquares | Callable[[Preset, CurveModel, int], Adam | LeastSquares]
+TRAININGS: dict[str, Training] = {
+    "paper": lambda preset, model, d: Adam(steps=preset.adam_steps),
+    "converged": lambda preset, model, d: model.converged(preset, d),
 }
 
 
@@ -89,15 +120,21 @@ class Workbench:
         seed: int = 0,
         runs: int = 5,
         say: Callable[[str], None] | None = None,
-        trainings: Sequence[str] = ("paper", "converged"),
+        trainings: Mapping[str, Training] = TRAININGS,
     ):
         self.preset = PRESETS[preset]
         self.key = jax.random.key(seed)
         self.runs = runs
         self.say = say or (lambda text: None)
-        self.trainings = tuple(trainings)
+        self.trainings = trainings
         self._kept: dict[Any, Any] = {}
         self._locks: dict[Any, Any] = {}
+
+    def with_trainings(self, trainings: Mapping[str, Training]) -> "Workbench":
+        """The same workbench, with all that it keeps, for an experiment with these trainings."""
+        other = copy.copy(self)
+        other.trainings = trainings
+        return other
 
     def keep(self, name: Any, make: Callable[[], Any]) -> Any:
         """make() the first time it is asked for, the same afterwards; who asks meanwhile waits for it."""
@@ -128,30 +165,38 @@ class Workbench:
 
     def model(self, curve: str, d: int = 5, depth: int = max(DEPTHS), **options: Any) -> Any:
         """The model of a curve before training; options: more of memformer()."""
-        return memformer(d, depth, **{"key": jax.random.fold_in(self.key, 11), **MODELS[curve], **options})
+        return memformer(
+            d, depth, **{"key": jax.random.fold_in(self.key, 11), **MODELS[curve].options, **options}
+        )
 
     def trained(
-        self, curve: str, training: str, data: PerRun, depths: Sequence[int] = DEPTHS, label: str = "main"
+        self,
+        model: str | Algorithm,
+        training: str,
+        data: PerRun,
+        depths: Sequence[int] = DEPTHS,
+        label: str = "main",
     ) -> Fit:
-        """The model of a curve, trained on fresh prompts: "paper" or "converged"."""
+        """A model, of a curve (by name) or built by yourself, trained on fresh prompts; training: a name of
+        `trainings`."""
+        d = data[0].dimension
+        optimiser = self.optimiser(training, model, d)
+        name = model if isinstance(model, str) else fingerprint(model)
 
         def make() -> Fit:
-            self.say(f"training {curve} ({training}, {label})")
-            model, key = self.model(curve, data[0].dimension, max(depths)), self.stream("train", label)
-            optimiser = self.optimiser(training, curve, data[0].dimension)
-            return fit(model, data, key=key, depths=depths, optimiser=optimiser)
+            self.say(f"training {model if name is model else label} ({training}, {label})")
+            start = self.model(model, d, max(depths)) if isinstance(model, str) else model
+            return fit(start, data, key=self.stream("train", label), depths=depths, optimiser=optimiser)
 
-        return self.keep(("fit", curve, training, fingerprint(data), label, tuple(depths)), make)
+        return self.keep(("fit", name, optimiser, fingerprint(data), label, tuple(depths)), make)
 
-    def optimiser(self, training: str, curve: str = "", d: int = 5) -> Adam | LeastSquares:
-        part = self.preset.least_squares
-        if training == "paper":
-            return Adam(steps=self.preset.adam_steps)
-        if "GD++" in curve:  # its few parameters need few prompts
-            return LeastSquares(first=1_000, last=int(2_000 * part), passes=(12, 1), chunk=500)
-        if d >= WIDE:
-            return LeastSquares(prompts=part / 2)
-        return LeastSquares(prompts=part, passes=(30, 2))
+    def optimiser(
+        self, training: str, model: str | Algorithm = "Memformer", d: int = 5
+    ) -> Adam | LeastSquares:
+        """What a training stands for; a model that is none of ours is trained as most of ours are."""
+        said = self.trainings[checks.known("training", training, self.trainings)]
+        name = checks.known("model", model, MODELS) if isinstance(model, str) else "Memformer"
+        return said(self.preset, MODELS[name], d) if callable(said) else said
 
     def pairs(self, *curves: str) -> list[tuple[str, str]]:
         """Every curve with every training, as `curves` and `keys` take them."""
@@ -181,18 +226,22 @@ class Workbench:
         data: PerRun,
         depths: Sequence[int] = DEPTHS,
         label: str = "main",
-        models: Mapping[str, str] | None = None,
+        models: Mapping[str, str | Algorithm] | None = None,
+        baselines: bool = True,
     ) -> Curves:
         """The scores by depth of every (curve, training) wanted, trained side by side and scored together, and
         of what stands in every figure of loss over depth, with training "none": CGD, preconditioned CGD, GD,
         momentum and NAG tuned for each depth and with the paper's step sizes, the exact optimum of the class.
 
-        models: the model of a curve that has another name in the figure.
+        models: the model of a curve that has another name in the figure, or that you built yourself.
+        baselines: without them `data` may be of any distribution.
         """
         names, rest = models or {}, (data, depths, label)
         fits = {(curve, training): (names.get(curve, curve), training, *rest) for curve, training in wanted}
-        self.side_by_side([*((self.trained, *one) for one in fits.values()), (self._classical, *rest)])
-        methods: dict[Any, Any] = {(curve, "none"): one for curve, one in self._classical(*rest).items()}
+        jobs: list[Any] = [(self.trained, *one) for one in fits.values()]
+        self.side_by_side([*jobs, (self._classical, *rest)] if baselines else jobs)
+        classical = self._classical(*rest) if baselines else {}
+        methods: dict[Any, Any] = {(curve, "none"): one for curve, one in classical.items()}
         methods |= {pair: {d: self.trained(*one).per_run(d) for d in depths} for pair, one in fits.items()}
         return by_depth(methods, depths, lambda named: self.scores(named, data, label))
 

@@ -3,5 +3,8 @@
 from lfom.report.page import write_report
 from lfom.report.plots import plot_experiment
 from lfom.report.results import is_finished, read_experiment
+from lfom.report.verdicts import verdicts_markdown, write_verdicts
 
-__all__ = ["is_finished", "plot_experiment", "read_experiment", "write_report"]
+__all__ = [
+    "is_finished", "plot_experiment", "read_experiment", "verdicts_markdown", "write_report", "write_verdicts",
+]  # fmt: skip

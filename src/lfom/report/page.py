@@ -2,6 +2,7 @@
 
 import base64
 import json
+from collections.abc import Collection, Sequence
 from html import escape
 from importlib import resources
 from pathlib import Path
@@ -11,34 +12,19 @@ from typing import Any
 from lfom.core.checks import InputError
 from lfom.core.files import write_whole
 from lfom.report.plots import plot_experiment
-from lfom.report.results import VERDICTS, Result, is_finished, read_experiment
+from lfom.report.results import VERDICTS, Result, read_results
 from lfom.report.series import Panel, Point, Series, error_note, panels
-from lfom.report.style import MARKS, colour, duration, number, position
+from lfom.report.style import colour, duration, number, position
 from lfom.report.tables import claim_table, numbers_table, own_claims
 
 
-def write_report(results: Path, order: list[str] | None = None) -> Path:
-    """Write results/report.html over all finished experiments, those in `order` first.
-
-    Folders that hold no finished experiment are left out; a damaged one is an error, and an
-    earlier report then stays as it is.
-    """
+def write_report(results: Path, order: Sequence[str] = (), leave_out: Collection[Path] = ()) -> Path:
+    """Write results/report.html over all finished experiments, as `read_results` finds them; if one is damaged,
+    an earlier report stays as it is."""
     results = Path(results)
     if not results.is_dir():
         raise InputError(f"{results} is not a folder: make the results first with lfom reproduce.")
-    rank = {name: place for place, name in enumerate(order or ())}
-    folders = sorted(
-        (folder for folder in results.iterdir() if is_finished(folder)),
-        key=lambda folder: (rank.get(folder.name, len(rank)), folder.name),
-    )
-    found, damaged = [], []
-    for folder in folders:
-        try:
-            found.append(read_experiment(folder))
-        except InputError as error:
-            damaged.append(str(error))
-    if damaged:
-        raise InputError("\n".join(damaged))
+    found = read_results(results, order, leave_out)
     path = results / "report.html"
     write_whole(path, render(found).encode())
     return path
@@ -103,7 +89,7 @@ def _section(result: Result, shown: tuple[Panel, ...]) -> str:
     settled = f"<h3>Claims it settles</h3>\n{own_claims(result)}" if result.claims else ""
     return f"""<section class="experiment" id="{escape(meta.experiment)}">
 <h2>{escape(meta.title)}</h2>
-<p class="where">{escape(meta.section)} · <code>{escape(meta.experiment)}</code></p>
+<p class="where">{escape(meta.section) + " · " if meta.section else ""}<code>{escape(meta.experiment)}</code></p>
 <p>{escape(meta.shows)}</p>
 {figures}
 <noscript><img class="static" alt="{escape(meta.title)}" src="{_static(result)}"></noscript>
@@ -147,7 +133,7 @@ def _embedded(content: Any) -> str:
 
 
 def _series(series: Series) -> dict[str, Any]:
-    mark = MARKS[series.training]
+    mark = series.mark
     return {
         "label": series.label,
         "colour": series.colour,

@@ -18,7 +18,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from lfom.core.files import write_whole
 from lfom.report.results import Result, read_experiment
 from lfom.report.series import Panel, Series, error_note, panels
-from lfom.report.style import MARKS, colour, position
+from lfom.report.style import colour, position
 
 SETTINGS: dict[str, Any] = {
     "text.parse_math": False,  # texts from files are texts
@@ -166,7 +166,7 @@ def draw_series(axes: Axes, series: Series, edge: float) -> None:
 
 
 def _style(series: Series) -> dict[str, Any]:
-    mark, ink = MARKS[series.training], colour(series.colour)
+    mark, ink = series.mark, colour(series.colour)
     size = mark.size if len(series.points) <= 10 else 0.7 * mark.size
     return {
         "color": ink,

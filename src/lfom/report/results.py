@@ -8,8 +8,8 @@ import csv
 import io
 import json
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,7 +20,9 @@ COLUMNS = (
 )  # fmt: skip
 TRAININGS = ("paper", "converged", "published", "none")
 SCORED_ON = ("fresh", "training prompts", "adaptation prompts")
+# A user's experiment has names of its own for these: meta.json lists them.
 VERDICTS = ("holds", "fails", "partly")
+SEEDS = "seeds"  # results/seeds/SEED/EXPERIMENT are those of further seeds
 FLOOR = -60.0  # a log loss that is zero to rounding
 
 
@@ -71,6 +73,10 @@ class Meta:
     version: str
     machine: str
     finished: str
+    training: str
+    seed: int
+    trainings: tuple[str, ...]  # names in curves.csv, as are
+    scored_on: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -81,6 +87,7 @@ class Result:
     meta: Meta
     rows: tuple[Row, ...]
     claims: tuple[Claim, ...]
+    by_seed: dict[str, dict[int, str]] = field(default_factory=dict)  # verdicts by claim, of several seeds
 
     @property
     def name(self) -> str:
@@ -101,9 +108,57 @@ def read_experiment(folder: Path) -> Result:
     return Result(folder, meta, rows, _claims(folder / "claims.json"))
 
 
+def read_results(results: Path, order: Sequence[str] = (), leave_out: Collection[Path] = ()) -> list[Result]:
+    """All finished experiments of a folder, those in `order` first, with their verdicts of further seeds.
+
+    Folders that hold no finished experiment are left out; damaged ones are an error that names them all.
+    """
+    damaged = []
+
+    def read(folders: Iterable[Path]) -> list[Result]:
+        found = []
+        for folder in folders:
+            if is_finished(folder) and folder not in leave_out and not folder.name.startswith("."):
+                try:
+                    found.append(read_experiment(folder))
+                except Damaged as error:
+                    damaged.append(str(error))
+        return found
+
+    rank = {name: place for place, name in enumerate(order)}
+    folders = sorted(results.iterdir(), key=lambda folder: (rank.get(folder.name, len(rank)), folder.name))
+    found = read(folders)
+    others = read(sorted(results.glob(f"{SEEDS}/*/*")))
+    if damaged:
+        raise InputError("\n".join(damaged))
+    return [replace(main, by_seed=_by_seed(main, others)) for main in found]
+
+
+def _by_seed(main: Result, others: Sequence[Result]) -> dict[str, dict[int, str]]:
+    """The verdicts of every claim by seed, of results that differ from `main` in the seed only."""
+
+    def asked(result: Result) -> tuple[str, ...]:
+        return result.name, result.meta.preset, result.meta.training
+
+    same = {one.meta.seed: one for one in [*others, main] if asked(one) == asked(main)}
+    table: dict[str, dict[int, str]] = {}
+    for seed in sorted(same) if len(same) > 1 else ():
+        for claim in same[seed].claims:
+            table.setdefault(claim.id, {})[seed] = claim.verdict
+    return table
+
+
+class Damaged(InputError):
+    """A file of results that is not as it was written, and what is wrong with it."""
+
+    def __init__(self, path: Path, fault: str):
+        again = f"lfom reproduce {path.parent.name} --force"
+        super().__init__(f"{path} is damaged: {fault}. To make it again: {again}")
+        self.file, self.fault = path.name, fault
+
+
 def _damaged(path: Path, fault: str) -> NoReturn:
-    name = path.parent.name
-    raise InputError(f"{path} is damaged: {fault}. To make it again: lfom reproduce {name} --force")
+    raise Damaged(path, fault)
 
 
 def _text(path: Path) -> str:
@@ -153,6 +208,10 @@ def _seconds(value: Any) -> float:
     return float(value) if known else _expected("a number of seconds, 0 or more")
 
 
+def _seed(value: Any) -> int:
+    return value if type(value) is int else _expected("a whole number")
+
+
 def _labels(value: Any) -> str | dict[str, str]:
     if isinstance(value, dict):
         return {measure: _plain(label) for measure, label in value.items()}
@@ -176,13 +235,19 @@ def _field(path: Path, where: str, content: dict[str, Any], key: str, read: Call
 
 def _meta(path: Path) -> tuple[Meta, int | None]:
     """The meta data and, where it says so, how many lines curves.csv must have."""
-    content = _json(path, dict)
+    content: dict[str, Any] = {
+        "training": "both",
+        "seed": 0,
+        "trainings": [*TRAININGS],
+        "scored_on": [*SCORED_ON],
+    }
+    content |= _json(path, dict)
     if "seconds" in content:
         content = {"added_seconds": content["seconds"], **content}
     readers: dict[str, Callable[[Any], Any]] = dict.fromkeys(Meta.__annotations__, _plain) | {
         "experiment": _name, "shows": _sentences, "trained": _sentences, "main": _names,
         "x_label": _labels, "y_label": _labels, "x_scale": _scales,
-        "seconds": _seconds, "added_seconds": _seconds,
+        "seconds": _seconds, "added_seconds": _seconds, "seed": _seed, "trainings": _names, "scored_on": _names,
     }  # fmt: skip
     fields = {key: _field(path, "the object", content, key, read) for key, read in readers.items()}
     return Meta(**fields), content.get("rows")
@@ -248,7 +313,12 @@ def _row(path: Path, number: int, line: dict[Any, Any], meta: Meta) -> Row:
         return x if x > 0 or not logarithmic else _expected("more than 0 on a logarithmic axis")
 
     read("experiment", _one_of(meta.experiment))
-    return Row(**{column: read(column, reader) for column, reader in (READERS | {"x": place}).items()})
+    readers = READERS | {
+        "x": place,
+        "training": _one_of(*meta.trainings),
+        "scored_on": _one_of(*meta.scored_on),
+    }
+    return Row(**{column: read(column, reader) for column, reader in readers.items()})
 
 
 def _real(text: str) -> float:
@@ -271,14 +341,11 @@ def _one_of(*allowed: str) -> Callable[[str], str]:
 # How the columns of curves.csv are read; an empty run, stderr or prompts is None.
 READERS: dict[str, Callable[[str], Any]] = {
     "curve": lambda text: text or _expected("a name"),
-    "training": _one_of(*TRAININGS),
-    "x": _real,
     "run": lambda text: _whole(text) if text else None,
     "measure": lambda text: text or _expected("a name"),
     "value": _real,
     "stderr": lambda text: _real(text) if text else None,
     "prompts": lambda text: _whole(text) if text else None,
-    "scored_on": _one_of(*SCORED_ON),
 }
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from lfom.report.results import FLOOR, Result, Row, for_measure
-from lfom.report.style import colour_slots
+from lfom.report.style import Mark, colour_slots, marks
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ class Series:
     points: tuple[Point, ...]
     main: bool
     colour: int
+    mark: Mark
     layer: int  # curves of the same training lie under one another, each wider than the one above: where
     # they coincide the lower one still shows at the rim
 
@@ -100,6 +101,7 @@ def panels(result: Result) -> tuple[Panel, ...]:
     for row in result.rows:
         gathered[row.measure][row.curve, row.training, row.scored_on].append(row)
     slots = colour_slots(row.curve for row in result.rows)
+    marked = marks(row.training for row in result.rows)
     found = []
     for index, (measure, curves) in enumerate(gathered.items()):
         main = {at for at in curves if f"{at[0]}|{at[1]}" in meta.main} or set(curves)
@@ -109,7 +111,7 @@ def panels(result: Result) -> tuple[Panel, ...]:
             curve, training, _ = at
             layer = 0 if training == "none" else min(above[training], 2)
             above[training] += 1
-            series.append(Series(*at, _points(curves[at]), at in main, slots[curve], layer))
+            series.append(Series(*at, _points(curves[at]), at in main, slots[curve], marked[training], layer))
         named = measure.replace("_", " ")
         own = index and isinstance(meta.y_label, str)  # the label is that of the first measure
         y_label = named if own else for_measure(meta.y_label, measure, named)

@@ -3,7 +3,7 @@
 import colorsys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import chain, count
+from itertools import chain, count, cycle
 
 # (on white, on dark), told apart with the common colour-vision deficiencies as far as so many can be.
 PALETTE = (
@@ -35,6 +35,13 @@ MARKS = {
     "published": Mark("diamond", "D", False, 5.5, 1.1),
     "none": Mark("dot", "o", True, 2.8, 1.3),
 }
+
+
+def marks(trainings: Iterable[str]) -> dict[str, Mark]:
+    """The mark of every training: names of a user's own take ours in turn, those that are free first."""
+    names = list(dict.fromkeys(trainings))
+    free = cycle(sorted(MARKS, key=lambda name: (name == "none", name in names)))
+    return {name: MARKS[name] if name in MARKS else MARKS[next(free)] for name in names}
 
 
 def colour_slots(curves: Iterable[str]) -> dict[str, int]:

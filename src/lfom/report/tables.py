@@ -6,6 +6,7 @@ from html import escape
 from lfom.report.results import Claim, Result
 from lfom.report.series import Panel, Point, Series
 from lfom.report.style import number, position
+from lfom.report.verdicts import in_words
 
 WIDEST = 8  # more values of x than this, and the table gets one line per value
 
@@ -18,14 +19,17 @@ def claim_anchor(result: Result, claim: Claim) -> str:
     return re.sub(r"[^\w.-]+", "-", f"claim-{result.name}-{claim.id}")
 
 
-def verdict_badge(claim: Claim) -> str:
-    return f'<span class="verdict {claim.verdict}">{claim.verdict}</span>'
+def verdict_badge(result: Result, claim: Claim) -> str:
+    """The verdict, and how often it came where there are results of several seeds."""
+    by_seed = result.by_seed.get(claim.id)
+    seeds = f' <small class="quiet">{in_words(by_seed)}</small>' if by_seed else ""
+    return f'<span class="verdict {claim.verdict}">{claim.verdict}</span>{seeds}'
 
 
 def claim_table(found: list[Result]) -> str:
     """All claims, each with a link to its evidence."""
     lines = [
-        f"<tr><td>{verdict_badge(claim)}</td>"
+        f"<tr><td>{verdict_badge(result, claim)}</td>"
         f'<td><a href="#{claim_anchor(result, claim)}">{escape(claim.claim)}</a></td>'
         f'<td class="quiet">{escape(claim.section)}</td></tr>'
         for result in found
@@ -43,7 +47,7 @@ def own_claims(result: Result) -> str:
         section = f' <span class="quiet">({escape(claim.section)})</span>' if claim.section else ""
         entries.append(
             f'<li id="{claim_anchor(result, claim)}">'
-            f"<p>{verdict_badge(claim)} {escape(claim.claim)}{section}</p>"
+            f"<p>{verdict_badge(result, claim)} {escape(claim.claim)}{section}</p>"
             f"<dl>{test}<dt>Evidence</dt><dd>{escape(claim.evidence)}</dd></dl></li>"
         )
     return f'<ul class="settled">{"".join(entries)}</ul>'
@@ -89,10 +93,10 @@ def _by_value(panel: Panel) -> str:
 
 def _line(series: Series, cells: str, points: tuple[Point, ...]) -> str:
     return (
-        f'<tr><th scope="row">{escape(series.curve)}</th><td>{series.training}</td>{cells}'
+        f'<tr><th scope="row">{escape(series.curve)}</th><td>{escape(series.training)}</td>{cells}'
         f'<td class="number">{_range([point.runs for point in points if point.per_run])}</td>'
         f'<td class="number">{_range([count for point in points for count in point.prompts])}</td>'
-        f"<td>{series.scored_on}</td></tr>"
+        f"<td>{escape(series.scored_on)}</td></tr>"
     )
 
 

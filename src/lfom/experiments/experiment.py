@@ -1,0 +1,46 @@
+"""What an experiment is: ours, and those of a user's own file."""
+
+import inspect
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+from lfom.experiments.workbench import TRAININGS, Outcome, Training, Workbench
+
+
+class Experiment:
+    """One figure of the report and what it settles: say what it is in a subclass, and write `run`.
+
+    Texts: name (of its folder, and on the command line), title, section (of a paper, if it has one), shows,
+    trained. x_label, y_label and x_scale ("linear" or "log") hold for every measure of its rows, or name one for
+    each. alone: it measures time, so that nothing may run beside it.
+
+    trainings: what its names of trainings stand for, each an optimiser, or a function (preset, model, d) that
+    gives one. `run` finds those that it was asked for in `bench.trainings`: of "paper" and "converged" the ones
+    that --training names, and all others.
+    """
+
+    name: str = ""
+    title: str = ""
+    section: str = ""
+    shows: str = ""
+    trained: str = ""
+    x_label: str | dict[str, str] = "layers or steps"
+    y_label: str | dict[str, str] = "log of the mean squared error"
+    x_scale: str | dict[str, str] = "linear"
+    alone: bool = False
+    trainings: Mapping[str, Training] = TRAININGS
+    file: str = ""  # that it was found in, if it is a user's
+
+    def run(self, bench: Workbench) -> Outcome:
+        """Make data, train and score on the workbench, and return rows and claims."""
+        raise NotImplementedError(f"{type(self).__name__} has no run(self, bench): write it.")
+
+
+def experiments_in(module: ModuleType) -> list[Experiment]:
+    """Every experiment of a module: objects, and the classes that it defines with a name and without arguments."""
+    found: list[Any] = list(vars(module).values())
+    made = [one for one in found if isinstance(one, Experiment)]
+    kinds = [one for one in found if isinstance(one, type) and issubclass(one, Experiment) and one.name]
+    own = [kind for kind in kinds if kind.__module__ == module.__name__ and kind not in map(type, made)]
+    return [*made, *(kind() for kind in own if not inspect.signature(kind).parameters)]

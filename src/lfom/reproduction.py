@@ -1,0 +1,337 @@
+"""lfom reproduce: run experiments, write their results, draw them, make the report.
+
+A finished experiment is not run again; one that fails does not stop the others. Finished results are replaced
+on request only, as a whole.
+"""
+
+import csv
+import datetime
+import io
+import json
+import os
+import platform
+import re
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import lfom
+from lfom.core import checks
+from lfom.core.checks import InputError
+from lfom.core.files import remove_partial, write_whole
+from lfom.core.user_code import module_of
+from lfom.experiments import EXPERIMENTS, experiment_named
+from lfom.experiments.experiment import Experiment, experiments_in
+from lfom.experiments.workbench import PRESETS, TRAININGS, Outcome, Workbench
+from lfom.report import plot_experiment, read_experiment, write_report, write_verdicts
+from lfom.report.folders import repair_folder, replace_folder
+from lfom.report.results import COLUMNS, SEEDS, Damaged
+
+MARK = ".lfom-results"  # a folder with this file is ours to write into
+AT_A_TIME = 2  # experiments
+CHOICES = {"both": tuple(TRAININGS), **{name: (name,) for name in TRAININGS}}  # --training
+Wanted = str | Path | Experiment | type[Experiment]
+
+
+@dataclass(frozen=True)
+class Done:
+    """How one experiment ended: "made", "kept" (it was finished before), "refused" (there are other results in
+    its place), "damaged" (they cannot be read), "failed", or "empty" (nothing to show for the training asked for)."""
+
+    name: str
+    status: str
+    seconds: float
+    message: str = ""
+    seed: int = 0
+
+
+def reproduce(
+    experiments: Wanted | Iterable[Wanted] = (),
+    out: str | Path = "results",
+    *,
+    preset: str = "quick",
+    training: str = "both",
+    force: bool = False,
+    seed: int | Sequence[int] = 0,
+    say: Callable[[str], None] | None = None,
+) -> list[Done]:
+    """Run experiments that are not finished, and write out/report.html.
+
+    experiments: names of ours (all of them by default), paths of Python files with your own, and `Experiment`
+    objects. training: "paper", "converged" or "both"; what has trainings of its own runs them all. force: replace
+    finished results. seed: of several, the results of the first are the main ones, and verdicts are counted over
+    all of them.
+    """
+    found, out = wanted(experiments), Path(out)
+    checks.known("preset", preset, PRESETS)
+    checks.known("training", training, CHOICES)
+    seeds = [seed] if isinstance(seed, int) else list(dict.fromkeys(seed))
+    folders = {one: out if one == seeds[0] else out / SEEDS / str(one) for one in seeds}
+    for folder in folders.values():
+        prepare_folder(folder)
+    done: list[Done] = []
+    for one, folder in folders.items():
+        asked = {"preset": preset, "training": training, "seed": one}
+        done += _with_one_seed(found, folder, asked, force, Workbench(preset, one, say=say))
+    damaged = [folders[item.seed] / item.name for item in done if item.status == "damaged"]
+    try:
+        write_report(out, order=[*EXPERIMENTS, *found], leave_out=damaged)
+        if (out / SEEDS).exists():
+            write_verdicts(out, leave_out=damaged)
+    except InputError as error:
+        done.append(Done("report.html", "failed", 0.0, str(error)))
+    return done
+
+
+def wanted(experiments: Wanted | Iterable[Wanted]) -> dict[str, Experiment]:
+    """Experiments by name: ours in their order, then the user's own."""
+    several = isinstance(experiments, Iterable) and not isinstance(experiments, str)
+    every: list[Any] = [*experiments] if several else [experiments]  # type: ignore[misc]
+    names, own = set() if every else set(EXPERIMENTS), []
+    for one in every:
+        if isinstance(one, str | Path) and Path(one).suffix == ".py":
+            own += _in_file(Path(one))
+        elif isinstance(one, str | Path):
+            names.add(checks.known("experiment", str(one), EXPERIMENTS))
+        else:
+            own.append(one() if isinstance(one, type) else one)
+    found = {name: experiment_named(name) for name in EXPERIMENTS if name in names}
+    for one in own:
+        _check(one)
+        if one.name in found:
+            raise InputError(f"two experiments have the name {one.name!r}: rename one of them.")
+        found[one.name] = one
+    return found
+
+
+def _in_file(path: Path) -> list[Experiment]:
+    found = experiments_in(module_of(path))
+    if not found:
+        raise InputError(f"{path} has no experiment: write a subclass of lfom.Experiment with a name in it.")
+    for one in found:
+        one.file = str(path)
+    return found
+
+
+def _check(one: Any) -> None:
+    """Whether this can be a user's experiment."""
+    if not isinstance(one, Experiment):
+        raise InputError(
+            f"{one!r} is no experiment: pass a name, a path that ends in .py or an lfom.Experiment."
+        )
+    if one.name in EXPERIMENTS:
+        raise InputError(
+            f"{one.name!r} is the name of one of our experiments: give yours another one, so that neither replaces "
+            "the other in the results."
+        )
+    if not re.fullmatch(r"\w[\w-]*", str(one.name)) or one.name == SEEDS:
+        raise InputError(
+            f"{type(one).__name__} has the name {one.name!r}: its results go to a folder of that name, so choose "
+            f"one of letters, digits, _ and - (but not {SEEDS!r})."
+        )
+
+
+def _with_one_seed(
+    found: dict[str, Experiment], out: Path, asked: dict[str, Any], force: bool, bench: Workbench
+) -> list[Done]:
+    done: dict[str, Done] = {}
+    for name in found:
+        repair_folder(out / name)
+        if not force and (status := _what_is_there(out / name, asked)):
+            done[name] = Done(name, *status, seed=asked["seed"])
+    begun = time.perf_counter()
+    todo = [one for name, one in found.items() if name not in done]
+    for one, outcome, seconds in _outcomes(todo, bench, CHOICES[asked["training"]]):
+        added, begun = time.perf_counter() - begun, time.perf_counter()
+        times = {"seconds": seconds, "added_seconds": added}
+        done[one.name] = Done(one.name, *_record(one, outcome, out, asked, times), seed=asked["seed"])
+    return [done[name] for name in found]
+
+
+def _what_is_there(folder: Path, asked: dict[str, Any]) -> tuple[str, float, str] | None:
+    """Nothing (then it is made), the results asked for, others, or damaged ones; those are never re-made in
+    silence."""
+    if not folder.exists() or not any(folder.iterdir()):
+        return None
+    if not (folder / "meta.json").exists():
+        there = "something else than finished results"
+    else:
+        try:
+            meta = asdict(read_experiment(folder).meta)
+        except InputError as error:
+            return "damaged", 0.0, str(error)
+        if all(meta[key] == value for key, value in asked.items()):
+            return "kept", 0.0, ""
+        there = "results of " + ", ".join(f"{key} {meta[key]}" for key in asked)
+    words = ", ".join(f"{key} {value}" for key, value in asked.items())
+    return (
+        "refused",
+        0.0,
+        (
+            f"{folder} holds {there}, and {words} was asked for. Replace what is there with --force, or choose another "
+            "--out."
+        ),
+    )
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C. running: whether experiments are still running in threads."""
+
+    def __init__(self, running: bool):
+        super().__init__()
+        self.running = running
+
+
+Ended = tuple[Experiment, Outcome | Exception, float]
+
+
+def _outcomes(todo: Sequence[Experiment], bench: Workbench, chosen: Sequence[str]) -> Iterator[Ended]:
+    """What each experiment found, or its error, and its seconds; as soon as it has ended. Two run at a
+    time, since compiling leaves cores idle; those that measure time run alone, at the end."""
+    pool = ThreadPoolExecutor(AT_A_TIME)
+    futures = {pool.submit(_outcome, one, bench, chosen): one for one in todo if not one.alone}
+    try:
+        left = dict(futures)
+        try:
+            for future in as_completed(futures):
+                yield left.pop(future), *future.result()
+        except KeyboardInterrupt:
+            ended = [future for future in left if future.done() and not future.exception()]
+            for future in ended:
+                yield left.pop(future), *future.result()
+            raise
+        for one in todo:
+            if one.alone:
+                yield one, *_outcome(one, bench, chosen)
+    except KeyboardInterrupt:
+        raise Interrupted(any(future.running() for future in futures)) from None
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _outcome(one: Experiment, bench: Workbench, chosen: Sequence[str]) -> tuple[Outcome | Exception, float]:
+    """chosen: of our trainings; what a user's experiment adds is always run."""
+    begun = time.perf_counter()
+    bench.say(f"experiment {one.name}")
+    trainings = {name: how for name, how in one.trainings.items() if name in chosen or name not in TRAININGS}
+    try:
+        return one.run(bench.with_trainings(trainings)), time.perf_counter() - begun
+    except Exception as error:
+        return error, time.perf_counter() - begun
+
+
+def _record(
+    one: Experiment, outcome: Outcome | Exception, out: Path, asked: dict[str, Any], times: dict[str, float]
+) -> tuple[str, float, str]:
+    """Write what was found, or the error: status, seconds, message."""
+    seconds = times["seconds"]
+    try:
+        if isinstance(outcome, Exception):
+            raise outcome
+        if not outcome.rows:
+            return "empty", seconds, ""
+        _write(one, outcome, out / one.name, asked, times)
+    except InputError as error:
+        return "failed", seconds, str(error)
+    except Exception as error:
+        path = out / f"{one.name}.error.txt"
+        with suppress(InputError):  # the sentence below is what counts
+            write_whole(path, traceback.format_exc().encode())
+        return "failed", seconds, f"{type(error).__name__}: {error} (all of it in {path})"
+    return "made", seconds, ""
+
+
+def prepare_folder(out: Path) -> None:
+    """Make the folder for results, or say at once why it cannot be used."""
+    if out.exists() and not out.is_dir():
+        raise InputError(f"--out {out} is a file: name a folder for the results.")
+    if out.is_dir() and any(out.iterdir()) and not (out / MARK).exists():
+        raise InputError(
+            f"--out {out} holds something else than results of lfom: name an empty or a new folder."
+        )
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"--out {out} cannot be made ({error.strerror}): choose a folder you may write to."
+        ) from None
+    if not os.access(out, os.W_OK):
+        raise InputError(f"--out {out} cannot be written: choose a folder you may write to.")
+    if not (out / MARK).exists():
+        write_whole(out / MARK, b"results of lfom reproduce\n")
+    for name in ("report.html", "verdicts.json"):
+        remove_partial(out / name)
+
+
+def _write(
+    one: Experiment, outcome: Outcome, folder: Path, asked: dict[str, Any], times: dict[str, float]
+) -> None:
+    """Write an experiment's results, whole or not at all."""
+    meta = {
+        "experiment": one.name,
+        "title": one.title or one.name,
+        "section": one.section,
+        "shows": one.shows,
+        "trained": one.trained,
+        "command": _command(one, asked),
+        "x_label": one.x_label,
+        "y_label": one.y_label,
+        "x_scale": one.x_scale,
+        "main": outcome.main,
+        "rows": len(outcome.rows),
+        "trainings": list(dict.fromkeys(row.training for row in outcome.rows)),
+        "scored_on": list(dict.fromkeys(row.scored_on for row in outcome.rows)),
+        **{key: round(value, 2) for key, value in times.items()},
+        "version": lfom.__version__,
+        "machine": machine(),
+        "finished": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        **asked,
+    }
+    claims = [asdict(claim) for claim in outcome.claims]
+
+    def write(new: Path) -> None:
+        write_whole(new / "curves.csv", _csv(one.name, outcome).encode())
+        write_whole(new / "claims.json", json.dumps(claims, indent=1).encode())
+        write_whole(new / "meta.json", json.dumps(meta, indent=1).encode())
+        plot_experiment(new)  # reads it all back
+
+    try:
+        replace_folder(folder, write)
+    except Damaged as error:
+        raise InputError(
+            f"what it found cannot be shown: {error.fault} ({error.file}). Correct what run() of "
+            f"{type(one).__name__} returns."
+        ) from None
+    except (InputError, OSError) as error:
+        raise InputError(
+            f"its results cannot be written to {folder}, where nothing has changed: {error}"
+        ) from error
+
+
+def _command(one: Experiment, asked: dict[str, Any]) -> str:
+    """What makes it again."""
+    if not one.file and one.name not in EXPERIMENTS:
+        return f"lfom.reproduce({type(one).__name__}(), preset={asked['preset']!r}, seed={asked['seed']}, force=True)"
+    usual = {"training": "both", "seed": 0}
+    options = "".join(f" --{key} {asked[key]}" for key in usual if asked[key] != usual[key])
+    return f"lfom reproduce {one.file or one.name} --preset {asked['preset']}{options} --force"
+
+
+def _csv(name: str, outcome: Outcome) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    for row in outcome.rows:
+        values = {key: "" if value is None else value for key, value in asdict(row).items()}
+        writer.writerow({"experiment": name, **values})
+    return text.getvalue()
+
+
+def machine() -> str:
+    """The machine in words, without its name."""
+    return f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}"
