@@ -1,10 +1,10 @@
 """lfom: learned first-order methods, and the Transformers that run them."""
 
-import importlib.metadata
-
 from lfom.adaptation import Adaptation, PerPrompt, adapt
+from lfom.core.archive import own_version
 from lfom.core.checks import InputError
 from lfom.core.methods import Method, Mixture
+from lfom.files import load, save
 from lfom.limits.optimum import exact_optimum, sampled_optimum
 from lfom.methods import theorems
 from lfom.methods.classical import (
@@ -32,14 +32,11 @@ from lfom.prompts.distributions import (
 from lfom.prompts.prompt import Prompt, prompt_from_arrays
 from lfom.prompts.run import Trajectory, run
 from lfom.prompts.shifts import AnyOf, HeavyTailed, RandomScale, turn
-from lfom.solving import ConvexLosses, LeastSquaresProblems, LinearSystems, Solution, learn, load_method
+from lfom.solving import ConvexLosses, LeastSquaresProblems, LinearSystems, Solution, learn
 from lfom.training import Adam, Fit, LeastSquares, PerRun, Score, evaluate, fit
 from lfom.training.tuning import tune
 
-try:
-    __version__ = importlib.metadata.version("lfom")
-except importlib.metadata.PackageNotFoundError:  # run from the source folder
-    __version__ = "0.1.0"
+__version__ = own_version()
 
 __all__ = [
     "Adam",
@@ -69,7 +66,7 @@ __all__ = [
     "linear_transformer",
     "LinearRegression",
     "LinearSystems",
-    "load_method",
+    "load",
     "memformer",
     "Method",
     "mixture",
@@ -86,6 +83,7 @@ __all__ = [
     "ridge",
     "run",
     "sampled_optimum",
+    "save",
     "Score",
     "Solution",
     "TEXT_SPECTRUM",

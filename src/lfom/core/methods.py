@@ -229,11 +229,11 @@ class Algorithm(eqx.Module):
 
         return in_precision(self, dtype)
 
-    def save(self, path: Any) -> None:
-        """Write the method as one safetensors file; the old file stays until the new one is whole."""
-        from lfom.solving.files import save_method
+    def save(self, path: Any, force: bool = False) -> None:
+        """Write the method as one file, which `lfom.load` reads. force: replace an existing one."""
+        from lfom.files import save
 
-        save_method(path, self)
+        save(path, self, force=force)
 
     def to_json(self) -> dict[str, Any]:
         """The method without a framework: plain numbers and how to run them."""
