@@ -32,11 +32,8 @@ FIRST = 1 << 16  # bytes that are read before it is known that a file is one of 
 MOST_LAYERS = 100_000  # of a method none of whose arrays counts layers
 MODULES = (coefficients, memories, methods, preconditioners, readers, distributions, shifts)
 OTHERS = (PerRun, Optimum, Horner, PerPrompt, Adam, LeastSquares, State, Fit, Checkpoint, Certificate, Kind, Accuracy, Record, Structure)  # fmt: skip
-CLASSES: dict[str, type] = {
-    found.__name__: found
-    for found in (*OTHERS, *(x for module in MODULES for x in vars(module).values() if isinstance(x, type)))
-    if found.__module__.startswith("lfom.") and dataclasses.is_dataclass(found)
-}
+OWN = (x for m in MODULES for x in vars(m).values() if isinstance(x, type) and x.__module__ == m.__name__)
+CLASSES: dict[str, type] = {x.__name__: x for x in (*OTHERS, *OWN) if dataclasses.is_dataclass(x)}
 
 
 def save(path: str | Path, thing: Any, *, force: bool = False, licence: str = LICENCE) -> None:

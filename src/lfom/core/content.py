@@ -29,25 +29,27 @@ PLAIN = (int, float, bool, str, types.NoneType)
 def described(value: Any, name: str, tensors: dict[str, np.ndarray], classes: dict[str, type]) -> Any:
     """A value as JSON. Its arrays go into `tensors` by their place, its classes into `classes` by name."""
 
-    def inner(one: Any, key: Any) -> Any:
-        return described(one, f"{name}.{key}", tensors, classes)
-
-    value = value.item() if isinstance(value, np.generic) else value
-    if isinstance(value, jax.Array | np.ndarray) and str(value.dtype) in NAMES:
-        tensors[name] = np.array(value, order="C")
-        return {"array" if isinstance(value, jax.Array) else "numpy": name}
+    if isinstance(value, np.generic):
+        value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
         return {"float": str(value)}
     if isinstance(value, int) and abs(value) > LARGEST:
         raise InputError(f"{name} is {value}: whole numbers above 2^53 cannot be saved. Keep it in an array.")
     if isinstance(value, PLAIN):
         return value
+
+    def inner(one: Any, key: Any) -> Any:
+        return described(one, f"{name}.{key}", tensors, classes)
+
     if type(value) is list:
         return [inner(one, k) for k, one in enumerate(value)]
     if type(value) is tuple:
         return {"tuple": [inner(one, k) for k, one in enumerate(value)]}
     if type(value) is dict and all(type(key) is str for key in value):
         return {"dict": {key: inner(one, key) for key, one in value.items()}}
+    if isinstance(value, jax.Array | np.ndarray) and str(value.dtype) in NAMES:
+        tensors[name] = np.array(value, order="C")
+        return {"array" if isinstance(value, jax.Array) else "numpy": name}
     kind = type(value)
     if not dataclasses.is_dataclass(kind):
         raise InputError(
@@ -146,6 +148,8 @@ def _misfit(kind: type, fields: dict[str, Any]) -> str | None:
 
 
 def _fits(value: Any, said: Any) -> bool:
+    if said is Any:
+        return True
     outer, inside = typing.get_origin(said), typing.get_args(said)
     value = value.item() if isinstance(value, np.generic) else value
     if outer in (typing.Union, types.UnionType):
@@ -162,7 +166,7 @@ def _fits(value: Any, said: Any) -> bool:
         return type(value) in {float: (float, int)}.get(said, (said or types.NoneType,))
     if _holds_arrays(said):
         return isinstance(value, jax.Array | np.ndarray)
-    asks = isinstance(said, type) and said is not Any and not getattr(said, "_is_protocol", False)
+    asks = isinstance(said, type) and not getattr(said, "_is_protocol", False)
     return not asks or isinstance(value, said)
 
 
