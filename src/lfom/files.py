@@ -14,7 +14,7 @@ from lfom.adaptation import PerPrompt
 from lfom.core import archive, checks, coefficients, memories, methods, preconditioners, readers
 from lfom.core.archive import LICENCE, Refused, damaged
 from lfom.core.checks import InputError
-from lfom.core.content import built, described
+from lfom.core.content import built, described, same_name
 from lfom.core.files import write_whole
 from lfom.core.methods import Algorithm
 from lfom.core.parameters import check_layers
@@ -32,6 +32,9 @@ FIRST = 1 << 16  # bytes that are read before it is known that a file is one of 
 MOST_LAYERS = 100_000  # of a method none of whose arrays counts layers
 MODULES = (coefficients, memories, methods, preconditioners, readers, distributions, shifts)
 OTHERS = (PerRun, Optimum, Horner, PerPrompt, Adam, LeastSquares, State, Fit, Checkpoint, Certificate, Kind, Accuracy, Record, Structure)  # fmt: skip
+LEARNED: dict[str, Any] = {
+    "structure": Structure, "kind": Kind, "record": Record, "certificate": Certificate | None,
+}  # fmt: skip  # the core, which declares the fields, does not know these classes
 OWN = (x for m in MODULES for x in vars(m).values() if isinstance(x, type) and x.__module__ == m.__name__)
 CLASSES: dict[str, type] = {x.__name__: x for x in (*OTHERS, *OWN) if dataclasses.is_dataclass(x)}
 
@@ -78,32 +81,23 @@ def load(path: str | Path, *, types: Iterable[type] = (), dtype: Any = None) -> 
 def read(path: str | Path, types: Iterable[type] = (), dtype: Any = None) -> tuple[Any, dict[str, Any]]:
     """What `load` returns, and the facts of the file: what, licence, versions."""
     path, known = Path(path), _with_types(types)
+    exact = jax.config.jax_enable_x64 or (dtype is not None and jnp.dtype(dtype) != jnp.float64)  # type: ignore[attr-defined]
     try:
         facts, tensors = archive.unpacked(_bytes(path))
-        _check_precision(facts, tensors, dtype)
-        with jax.enable_x64(True):
-            thing = built(facts.pop("content", None), tensors, known)
-            wrong = _strange(facts, thing) or _unsound(thing)
-            if wrong is not None:
-                raise damaged(wrong)
+        with jax.enable_x64(exact):
+            thing = built(facts.pop("content"), tensors, known)
+            wrong = f"arrays belong to nothing: {', '.join(tensors)[:200]}" if tensors else _unsound(thing)
+            if wrong or type(thing).__name__ != facts["what"] or not dataclasses.is_dataclass(thing):
+                raise damaged(wrong or f"it says that it is a {facts['what'][:80]}, and is none")
+            if dtype is None:
+                return thing, facts
+            if not isinstance(thing, Algorithm):
+                raise Refused(
+                    f"is a {facts['what']}, and dtype converts methods only: load it without dtype."
+                )
+            return thing.astype(dtype), facts
     except Refused as error:
         raise InputError(f"{path} {error}") from error
-    if dtype is None:
-        return thing, facts
-    if not isinstance(thing, Algorithm):
-        raise InputError(f"dtype converts methods, and {path} is a {facts['what']}: load it without dtype.")
-    with jax.enable_x64(True):
-        return thing.astype(dtype), facts
-
-
-def _strange(facts: dict[str, Any], thing: Any) -> str | None:
-    """What the facts of a file say that they never do."""
-    match facts:
-        case {"what": str(what), "licence": str(), "versions": dict(versions)}:
-            same = type(thing).__name__ == what and dataclasses.is_dataclass(thing)
-            plain = all(isinstance(one, str) for one in versions.values())
-            return None if same and plain else f"it says that it is a {what[:80]}, and is none"
-    return "its licence or the versions that it was written with are missing"
 
 
 def _with_types(types: Iterable[type]) -> dict[str, type]:
@@ -111,14 +105,9 @@ def _with_types(types: Iterable[type]) -> dict[str, type]:
     known = dict(CLASSES)
     for one in types:
         if not isinstance(one, type) or not dataclasses.is_dataclass(one):
-            raise InputError(
-                f"types holds {one!r}: pass classes with fields, dataclasses or Equinox modules."
-            )
+            raise InputError(f"types holds {one!r}: pass classes with fields, such as dataclasses.")
         if known.setdefault(one.__name__, one) is not one:
-            raise InputError(
-                f"types holds {one.__name__} of {one.__module__}, and there is another class of that name "
-                f"({known[one.__name__].__module__}): files know classes by their names. Rename yours."
-            )
+            raise InputError(f"types: {same_name(one, known)}")
     return known
 
 
@@ -130,35 +119,10 @@ def _bytes(path: Path) -> bytes:
             return begin + file.read()
     except FileNotFoundError:
         raise Refused(
-            "does not exist. Check the path; lfom.save, `lfom train` and `lfom learn` write files."
+            "does not exist. Check the path; lfom.save, lfom train and lfom learn write files."
         ) from None
     except OSError as error:
         raise Refused(f"cannot be read ({error.strerror}). Pass a file that lfom wrote.") from error
-
-
-def _check_precision(facts: dict[str, Any], tensors: dict[str, np.ndarray], dtype: Any) -> None:
-    """Numbers of JAX keep their precision, or nothing is loaded."""
-    if jax.config.jax_enable_x64 or (dtype is not None and jnp.dtype(dtype) != jnp.float64):  # type: ignore[attr-defined]
-        return
-    of_jax = set(_array_names(facts.get("content")))
-    if any(name in of_jax and array.dtype == np.float64 for name, array in tensors.items()):
-        raise Refused(
-            f"is a {facts.get('what')} of float64, and JAX computes in float32 here. Enable float64 with "
-            'jax.config.update("jax_enable_x64", True), or load a method with dtype="float32".'
-        )
-
-
-def _array_names(tree: Any) -> Iterator[str]:
-    """Arrays of JAX in a description, without recursion: nothing is known of it yet."""
-    left = [tree]
-    while left:
-        one = left.pop()
-        if isinstance(one, dict):
-            if isinstance(one.get("array"), str):
-                yield one["array"]
-            left += one.values()
-        elif isinstance(one, list):
-            left += one
 
 
 def _unsound(thing: Any) -> str | None:
@@ -172,6 +136,9 @@ def _unsound(thing: Any) -> str | None:
             check_layers(method, depth)
         except Exception as error:  # of a user's class, or of parts that do not fit together
             return f"its {name} makes no sense ({type(error).__name__}: {error})"
+        known = method.facts
+        if known is not None and not all(isinstance(getattr(known, n), kind) for n, kind in LEARNED.items()):
+            return f"what is known of its {name} is not what `lfom.learn` knows"
         if depth > MOST_LAYERS:
             return f"its {name} has {depth:,} layers, and at most {MOST_LAYERS:,} are saved"
     return None

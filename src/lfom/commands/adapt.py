@@ -17,10 +17,10 @@ from lfom.commands.options import With, option, print_json, types_of
 from lfom.commands.problem_files import load_arrays, model_of
 from lfom.core import checks
 from lfom.core.checks import InputError
-from lfom.core.methods import Algorithm, Mixture
+from lfom.core.methods import GATINGS, Algorithm, Mixture
 from lfom.files import load
 from lfom.methods.classical import conjugate_gradient
-from lfom.methods.memformer import GATINGS, mixture
+from lfom.methods.memformer import mixture
 from lfom.prompts.distributions import Distribution, LinearRegression
 from lfom.prompts.prompt import Prompt, prompt_from_arrays
 from lfom.prompts.run import run

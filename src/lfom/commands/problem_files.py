@@ -45,9 +45,8 @@ def load_arrays(path: Path, missing: str, damaged: str) -> dict[str, np.ndarray]
     except FileNotFoundError:
         raise InputError(f"{path} does not exist. {missing}") from None
     except Exception as error:  # zip, zlib and NumPy's parser raise a dozen kinds where a file is damaged
-        raise InputError(
-            f"{path} cannot be read as .npz ({type(error).__name__}: {error}){damaged}"
-        ) from error
+        why = f"{type(error).__name__}: {error}"
+        raise InputError(f"{path} cannot be read as .npz ({why}){damaged}") from error
 
 
 def _members(archive: zipfile.ZipFile, size: int) -> dict[str, np.ndarray]:
@@ -59,9 +58,9 @@ def _members(archive: zipfile.ZipFile, size: int) -> dict[str, np.ndarray]:
     for info in archive.infolist():
         name = info.filename.removesuffix(".npy")
         if name == info.filename or name in found:
-            raise ValueError(
-                f"the member {info.filename[:80]!r} is not an array, or there are two of that name"
-            )
+            raise ValueError(f"the member {info.filename[:80]!r} is not an array, or is there twice")
+        if info.comment:  # NumPy writes none: where its length is damaged, it swallows members that follow
+            raise ValueError(f"the member {name[:80]!r} has a comment")
         try:
             found[name] = _array(archive, info)
         except Exception as error:
@@ -76,9 +75,7 @@ def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
         shape, by_columns, dtype = header(file)
         size = math.prod(shape) * dtype.itemsize
         if dtype.hasobject or any(n < 0 for n in shape) or size != info.file_size - file.tell():
-            raise ValueError(
-                f"{dtype} of shape {shape} is not what {info.file_size:,} bytes of an array hold"
-            )
+            raise ValueError(f"{dtype} of shape {shape} does not fit its {info.file_size:,} bytes")
         content = file.read()  # to its end, where the checksum of the member is compared
     array = np.frombuffer(content, dtype) if content else np.zeros(0, dtype)
     return array.reshape(shape, order="F" if by_columns else "C").copy(order="K")
@@ -128,13 +125,9 @@ def check_out(
     if not path.parent.is_dir():
         raise InputError(f"{option} {path}: the folder {path.parent} does not exist. Create it first.")
     if not os.access(path.parent, os.W_OK):
-        raise InputError(
-            f"{option} {path}: the folder {path.parent} cannot be written to. Choose another one."
-        )
+        raise InputError(f"{option} {path}: its folder cannot be written to. Choose another one.")
     if path.exists() and any(one.exists() and path.samefile(one) for one in inputs):
-        raise InputError(
-            f"{option} {path} is an input of this command, which it would replace. Choose another name."
-        )
+        raise InputError(f"{option} {path} is an input of this command. Choose another name.")
     if path.exists() and not force:
         raise InputError(f"{option} {path} exists. Pass --force to replace it, {instead}or another name.")
 
@@ -160,9 +153,7 @@ def model_of(path: Path, thing: Any, depth: int | None = None) -> Algorithm:
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     if not isinstance(thing, Algorithm):
-        raise InputError(
-            f"{path} is a {type(thing).__name__}: pass a file of a method, a fit or a checkpoint."
-        )
+        raise InputError(f"{path} is a {type(thing).__name__}: pass a method, a fit or a checkpoint.")
     if depth is not None and not 1 <= depth <= thing.depth:
         raise InputError(f"{path}: depth is {depth}: the method has {thing.depth} layers.")
     return thing if depth is None else thing.truncated(depth)
@@ -172,9 +163,7 @@ def load_checkpoint(path: Path, types: Iterable[type] = ()) -> tuple[Checkpoint,
     """A checkpoint, and what its file says of itself."""
     found, facts = read(path, types)
     if not isinstance(found, Checkpoint):
-        raise InputError(
-            f"{path} is a {facts['what']}, not a checkpoint: pass a file that `lfom train` wrote."
-        )
+        raise InputError(f"{path} is a {facts['what']}, not a checkpoint: pass a file of `lfom train`.")
     return found, facts
 
 

@@ -78,7 +78,7 @@ def train_command(
         checkpoint, licence = _resumed(resume, given, prompts, with_)
         path = resume if out is None else out
         if path.resolve() != resume.resolve():
-            _writable(path, force)
+            _writable(path, force, with_)
     else:
         eigenvalues, wanted, kinds = _spectrum(spectrum), _depths(depths), _kinds(train)
         data = regressions(
@@ -97,7 +97,7 @@ def train_command(
         how = _optimiser(optimiser, adam) or default_optimiser(model, kinds[0])
         checkpoint = Checkpoint(model, data, wanted, kinds, how, seed, checks.count("prompts", prompts))
         path = Path("model.safetensors") if out is None else out
-        _writable(path, force)
+        _writable(path, force, with_)
     job = Job(checkpoint, path, licence, as_json, Console(stderr=True), with_ or [])
     raise typer.Exit(job.run())
 
@@ -273,8 +273,8 @@ def _finite(state: State) -> None:
         )
 
 
-def _writable(path: Path, force: bool) -> None:
-    check_out(path, force, "model.safetensors", f"--resume {path} to go on with it, ")
+def _writable(path: Path, force: bool, inputs: list[Path] | None) -> None:
+    check_out(path, force, "model.safetensors", f"--resume {path} to go on with it, ", inputs=inputs or [])
 
 
 def _given(context: typer.Context, name: str) -> bool:

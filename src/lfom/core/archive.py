@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-FORMAT, VERSION = "lfom", 3
+VERSION = 3
 OLD = (rb"\"lfom method", rb"\"lfom checkpoint")  # formats of lfom 0.1, near the beginning of a file
 LICENCE = "CC0-1.0"
 BEGIN = b'{"__metadata__":{"checksum":"'
@@ -50,7 +50,7 @@ def versions() -> dict[str, str]:
 
 def packed(facts: dict[str, Any], tensors: dict[str, np.ndarray]) -> bytes:
     """The bytes of a file with these facts, which are values of JSON, and these arrays."""
-    known = {"format": FORMAT, "version": VERSION, **facts}
+    known = {"format": "lfom", "version": VERSION, **facts}
     text = json.dumps(known, allow_nan=False, separators=(",", ":"))
     header: dict[str, Any] = {"__metadata__": {"checksum": "0" * DIGITS, "lfom": text}}
     end, parts = 0, []
@@ -80,8 +80,7 @@ def begins_well(begin: bytes) -> None:
     if any(old in begin for old in OLD):
         raise Refused("was written by lfom 0.1, which this version does not read: train or learn it again.")
     raise Refused(
-        "is damaged, truncated or not a file of lfom: it does not begin as one does. Pass a file that lfom.save, "
-        "`lfom train` or `lfom learn` wrote."
+        "is damaged, truncated or not a file of lfom. Pass one of lfom.save, lfom train or lfom learn."
     )
 
 
@@ -92,22 +91,27 @@ def unpacked(content: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     if checksum(content) != content[PLACE : PLACE + DIGITS]:
         raise damaged("its checksum is not that of its content, so that something was changed, cut or added")
     size = 8 + int.from_bytes(content[:8], "little")
-    if size > len(content):
-        raise damaged(f"its header asks for {size:,} bytes and it has {len(content):,}")
     header = _parsed(content[8:size])
-    metadata = header.pop("__metadata__", None)
-    if not isinstance(metadata, dict) or not isinstance(metadata.get("lfom"), str):
-        raise damaged("its header has no entry `lfom`")
-    facts = _parsed(metadata["lfom"])
-    version = facts.get("version")
-    if facts.get("format") != FORMAT or type(version) is not int or version < VERSION:
-        raise damaged(f"it says that it is {facts.get('format')!r} of version {version!r}")
-    if version > VERSION:
-        raise Refused(
-            f"has version {version} of the format and this lfom reads version {VERSION}: a newer lfom wrote it. "
-            "Install that one."
-        )
-    return facts, _tensors(header, content, size)
+    match header.pop("__metadata__", None):
+        case {"lfom": str(text)}:
+            facts = _parsed(text)
+        case _:
+            raise damaged("its header has no entry `lfom`")
+    match facts:
+        case {"format": "lfom", "version": int(version)} if version > VERSION:
+            raise Refused(
+                f"was written by a newer lfom, as version {version} of the format. Install that one."
+            )
+        case {
+            "format": "lfom",
+            "version": 3,
+            "what": str(),
+            "licence": str(),
+            "versions": dict(),
+            "content": _,
+        }:
+            return facts, _tensors(header, content, size)
+    raise damaged("its header says not what every file says")
 
 
 def _parsed(text: str | bytes) -> dict[str, Any]:
@@ -126,10 +130,12 @@ def _small_enough(text: str) -> None:
     """Before objects are made of it: `[],[],[]` grows thirty times when it is parsed."""
     values = sum(text.count(mark) for mark in ",[{")
     if len(text) > LARGEST_HEADER or values > MOST_VALUES:
-        raise Refused(
-            f"has a header of {len(text):,} characters and {values:,} values: at most {LARGEST_HEADER:,} and "
-            f"{MOST_VALUES:,} are written and read. Keep large numbers of values in arrays."
-        )
+        most = f"at most {LARGEST_HEADER:,} characters and {MOST_VALUES:,} values are written and read"
+        raise Refused(f"has a header of {len(text):,} and {values:,}: {most}. Keep many numbers in arrays.")
+
+
+def _is_size(n: Any) -> bool:
+    return type(n) is int and 0 <= n <= LONGEST_AXIS
 
 
 def _tensors(header: dict[str, Any], content: bytes, start: int) -> dict[str, np.ndarray]:
@@ -137,16 +143,12 @@ def _tensors(header: dict[str, Any], content: bytes, start: int) -> dict[str, np
     found, at = {}, 0
     for name, said in header.items():
         match said:
-            case {"dtype": str(kind), "shape": list(shape), "data_offsets": [begin, end]} if (
-                kind in DTYPES
-                and len(said) == 3
-                and len(shape) <= MOST_AXES
-                and all(type(n) is int and 0 <= n <= LONGEST_AXIS for n in shape)
+            case {"dtype": str(kind), "shape": list(shape), "data_offsets": [begin, end], **rest} if (
+                not rest and kind in DTYPES and len(shape) <= MOST_AXES and all(map(_is_size, shape))
             ):
-                dtype = np.dtype(DTYPES[kind])
+                dtype, count = np.dtype(DTYPES[kind]), math.prod(shape)
             case _:
                 raise damaged(f"the tensor {name[:80]} is not described as one")
-        count = math.prod(shape)
         if begin != at or end != at + count * dtype.itemsize or start + end > len(content):
             raise damaged(f"the tensor {name[:80]} does not lie where it should")
         array = np.frombuffer(content, dtype, count, start + at) if count else np.zeros(0, dtype)

@@ -28,7 +28,6 @@ PLAIN = (int, float, bool, str, types.NoneType)
 
 def described(value: Any, name: str, tensors: dict[str, np.ndarray], classes: dict[str, type]) -> Any:
     """A value as JSON. Its arrays go into `tensors` by their place, its classes into `classes` by name."""
-
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
@@ -57,10 +56,7 @@ def described(value: Any, name: str, tensors: dict[str, np.ndarray], classes: di
             "Equinox modules), arrays of numbers, and plain values can be saved."
         )
     if classes.setdefault(kind.__name__, kind) is not kind:
-        raise InputError(
-            f"{name} is a {kind.__name__} of {kind.__module__}, and there is another class of that name "
-            f"({classes[kind.__name__].__module__}): files know classes by their names. Rename yours."
-        )
+        raise InputError(f"{name}: {same_name(kind, classes)}")
     fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(kind)}
     wrong = _misfit(kind, fields)
     if wrong is not None:
@@ -68,8 +64,13 @@ def described(value: Any, name: str, tensors: dict[str, np.ndarray], classes: di
     return {"class": kind.__name__, "fields": {key: inner(one, key) for key, one in fields.items()}}
 
 
+def same_name(kind: type, classes: Mapping[str, type]) -> str:
+    other = f"there is another class {kind.__name__} of {classes[kind.__name__].__module__}"
+    return f"{other} than that of {kind.__module__}, and files know classes by their names. Rename yours."
+
+
 def built(tree: Any, tensors: dict[str, np.ndarray], classes: Mapping[str, type], depth: int = 0) -> Any:
-    """The value that was described so."""
+    """The value that was described so. Every array is taken out of `tensors`: none is there twice."""
     if depth > DEEPEST:
         raise damaged(f"its content is nested more than {DEEPEST} deep")
 
@@ -92,21 +93,29 @@ def built(tree: Any, tensors: dict[str, np.ndarray], classes: Mapping[str, type]
         case {"float": "nan" | "inf" | "-inf" as number, **rest} if not rest:
             return float(number)
         case {"array": str(name), **rest} if not rest and name in tensors:
-            return as_array(tensors[name])
+            return _for_jax(tensors.pop(name))
         case {"numpy": str(name), **rest} if not rest and name in tensors:
-            return tensors[name]
+            return tensors.pop(name)
         case {"class": str(name), "fields": dict(fields), **rest} if not rest:
             return _object(name, {key: inner(one) for key, one in fields.items()}, classes)
     raise damaged("a value of its content is none that is ever written")
 
 
+def _for_jax(array: np.ndarray) -> jax.Array:
+    found = as_array(array)
+    if found.dtype != array.dtype:
+        raise Refused(
+            f"holds numbers of {array.dtype}, and JAX computes in {found.dtype} here. Enable float64 with "
+            'jax.config.update("jax_enable_x64", True), or load a method with dtype="float32".'
+        )
+    return found
+
+
 def _object(name: str, fields: dict[str, Any], classes: Mapping[str, type]) -> Any:
     kind: Any = classes.get(name)
     if kind is None or inspect.isabstract(kind):
-        raise Refused(
-            f"holds a {name[:80]}, which is no class of this library that can be saved. If it is yours, pass "
-            "types=[...] with it, or --with mine.py on the command line."
-        )
+        what = f"holds a {name[:80]}, which is no class of this library that can be saved"
+        raise Refused(f"{what}. If it is yours, pass types=[...], or --with mine.py on the command line.")
     wanted = [field.name for field in dataclasses.fields(kind)]
     if set(fields) != set(wanted):
         told = ", ".join(sorted(set(fields) ^ set(wanted)))[:200]
@@ -117,15 +126,13 @@ def _object(name: str, fields: dict[str, Any], classes: Mapping[str, type]) -> A
     made = object.__new__(kind)
     for key in wanted:
         object.__setattr__(made, key, fields[key])
-    for base in reversed(kind.__mro__):
-        check = vars(base).get("__check_init__")
-        if check is not None:
-            try:
-                check(made)
-            except Exception as error:  # it was written for values that the constructor had seen
-                raise damaged(
-                    f"a {name} is refused by its class ({type(error).__name__}: {error})"
-                ) from error
+    try:
+        for check in [
+            vars(base)["__check_init__"] for base in kind.__mro__ if "__check_init__" in vars(base)
+        ]:
+            check(made)
+    except Exception as error:  # it was written for values that the constructor had seen
+        raise damaged(f"a {name} is refused by its class ({type(error).__name__}: {error})") from error
     return made
 
 
@@ -154,22 +161,17 @@ def _fits(value: Any, said: Any) -> bool:
     value = value.item() if isinstance(value, np.generic) else value
     if outer in (typing.Union, types.UnionType):
         return any(_fits(value, one) for one in inside)
-    if outer is tuple and inside[-1:] == (...,):
-        return type(value) is tuple and all(_fits(one, inside[0]) for one in value)
-    if outer is tuple:
-        same = type(value) is tuple and len(value) == len(inside)
-        return same and all(map(_fits, value, inside))
-    if outer in (dict, list):
-        each = value.values() if type(value) is dict else value
-        return type(value) is outer and all(_fits(one, inside[-1]) for one in each)
+    if outer in (tuple, list, dict):
+        if type(value) is not outer:
+            return False
+        each = list(value.values() if outer is dict else value)
+        wanted = (
+            inside if outer is tuple and inside[-1] is not ... else inside[-(outer is dict) :][:1] * len(each)
+        )
+        return len(each) == len(wanted) and all(map(_fits, each, wanted))
     if said is None or said in PLAIN:
         return type(value) in {float: (float, int)}.get(said, (said or types.NoneType,))
-    if _holds_arrays(said):
-        return isinstance(value, jax.Array | np.ndarray)
+    if said in (jax.Array, np.ndarray) or getattr(said, "array_type", None) is not None:
+        return isinstance(value, jax.Array | np.ndarray)  # whatever its shape: runs may be a leading axis
     asks = isinstance(said, type) and not getattr(said, "_is_protocol", False)
     return not asks or isinstance(value, said)
-
-
-def _holds_arrays(said: Any) -> bool:
-    """Whether an annotation is of arrays, with or without jaxtyping's shapes (which runs on a leading axis break)."""
-    return said in (jax.Array, np.ndarray) or getattr(said, "array_type", None) is not None

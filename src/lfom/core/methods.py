@@ -12,13 +12,14 @@ from jax import Array
 from jaxtyping import Float
 
 from lfom.core.arrays import as_array, numpy_or_jax, on_host
-from lfom.core.checks import InputError
+from lfom.core.checks import InputError, known
 from lfom.core.memories import Memory
 from lfom.core.parameters import dimension, parameter, part
 from lfom.core.problems import Problem
 from lfom.core.readers import Reader
 from lfom.core.states import common
 
+GATINGS = ("free", "softmax", "hard")
 LOGIT = 4.0  # where softmax gates start for a single expert: near the corner, and still movable
 
 
@@ -359,6 +360,9 @@ class Mixture(Algorithm):
     )
     per_layer: bool = eqx.field(static=True, default=False)
     gating: str = eqx.field(static=True, default="free")
+
+    def __check_init__(self) -> None:
+        known("gating", self.gating, GATINGS)
 
     @property
     def depth(self) -> int:
