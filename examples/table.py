@@ -8,12 +8,12 @@ from lfom.families import FAMILIES
 
 family = FAMILIES["table"]
 method = lfom.learn(family.learning(300), steps=8, structure="conjugate:jacobi+full")
-method.save("table.safetensors")
+method.save("table.safetensors", force=True)
 print(f"learned {method.structure.name} from {method.record.learned_from} groups")
 print(f"promise: {method.promise}")
 
 problems = family.held_out(1_000)  # patients the method has never seen
-solution = lfom.load_method("table.safetensors").solve(problems)
+solution = lfom.load("table.safetensors").solve(problems)
 print(f"{len(problems)} groups solved, failed: {int(solution.failed.sum())}")
 
 for name, error in errors_after(method, problems).items():

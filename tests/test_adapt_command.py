@@ -1,7 +1,6 @@
 """lfom adapt as a user runs it: experts from files, shifted prompts or one's own, and bad input."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,36 +9,28 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import lfom
 from lfom.cli import app
 from lfom.commands.adapt import read_prompts
 from lfom.core.checks import InputError
 from lfom.training import LeastSquares, State
-from lfom.training.checkpoints import Checkpoint, save
-from lfom.training.configuration import Configuration
-
-BASE = Configuration(
-    model={"d": 2, "memory": "none", "preconditioner": "shared", "scale": 1.0},
-    data={"spectrum": (1.0, 0.5), "context": 8, "runs": 1, "noise": 0.0, "variance": 1.0},
-    depths=(1,),
-    train=(("A",),),
-    optimiser=LeastSquares(),
-    seed=0,
-)
+from lfom.training.checkpoints import Checkpoint, regressions
 
 
 @pytest.fixture(scope="module")
 def experts(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Two experts, steps of 0.2 and 0.8 along the gradient, as `lfom train` would write them."""
     files = []
+    model = lfom.memformer(2, 1, memory="none", preconditioner="shared", key=jax.random.key(0))
+    data = regressions((1.0, 0.5), 8, 1, 0)
     for size in (0.2, 0.8):
-        leaves = jax.tree.leaves(BASE.template())
-        sizes = [np.ravel(leaf) for leaf in leaves]
+        sizes = [np.ravel(leaf) for leaf in jax.tree.leaves(model)]
         vector = np.concatenate(
             [[size] if part.size == 1 and i == 0 else part for i, part in enumerate(sizes)]
         )
         state = State(0, 0, 1, vector[None, None].astype(np.float32), {}, ({"phase": "A"},))
         path = tmp_path_factory.mktemp("experts") / f"{size}.safetensors"
-        save(path, Checkpoint(replace(BASE), state, BASE.rotations(), finished=True))
+        lfom.save(path, Checkpoint(model, data, (1,), (("A",),), LeastSquares(), 0, state=state))
         files.append(str(path))
     return files
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import jax
 import pytest
 
+import lfom
 from lfom import InputError
 from lfom.commands.problem_files import write_solutions
 from lfom.core.files import remove_partial
 from lfom.report import plot_experiment, write_report
 from lfom.report.methods import plot_method
-from lfom.training import checkpoints
 from tests.learned_problems import fresh_regressions, learned
 from tests.test_checkpoints import checkpoint
 from tests.test_report import CLAIMS, small_meta, small_rows, write_folder
@@ -23,7 +23,7 @@ OLD = b"what was here before"
 
 def save(path: Path) -> None:
     with jax.enable_x64(True):
-        learned("scalar").save(path)
+        learned("scalar").save(path, force=True)
 
 
 def solve(path: Path) -> None:
@@ -32,7 +32,7 @@ def solve(path: Path) -> None:
 
 
 def keep(path: Path) -> None:
-    checkpoints.save(path, checkpoint())
+    lfom.save(path, checkpoint(), force=True)
 
 
 WRITERS: dict[str, Callable[[Path], object]] = {

@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-import safetensors.numpy
 from typer.testing import CliRunner
 
 import lfom
@@ -24,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("x64")
 def test_a_file_gives_back_the_method(name: str, tmp_path: Path) -> None:
     method, path = learned(name), tmp_path / "method.safetensors"
     method.save(path)
-    again = lfom.load_method(path)
+    again = lfom.load(path)
     assert again.to_json() == method.to_json()
     assert again.record == method.record
     assert again.certificate == method.certificate
@@ -32,54 +31,18 @@ def test_a_file_gives_back_the_method(name: str, tmp_path: Path) -> None:
     fresh = fresh_regressions()
     assert np.asarray(again.solve(fresh).value).tobytes() == np.asarray(method.solve(fresh).value).tobytes()
     content = path.read_bytes()
-    again.save(path)
+    with pytest.raises(InputError, match="force=True"):
+        again.save(path)
+    again.save(path, force=True)
     assert path.read_bytes() == content
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
 
 
-def rewritten(path: Path, **changes: Any) -> None:
-    content = path.read_bytes()
-    size = int.from_bytes(content[:8], "little")
-    facts = json.loads(json.loads(content[8 : 8 + size])["__metadata__"]["lfom"])
-    tensors = safetensors.numpy.load(content)
-    path.write_bytes(safetensors.numpy.save(tensors, {"lfom": json.dumps(facts | changes)}))
-
-
-def test_damaged_and_foreign_files_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "method.safetensors"
-    learned("scalar").save(path)
-    good = path.read_bytes()
-
-    def refused(message: str) -> None:
-        before = path.read_bytes()
-        with pytest.raises(InputError, match=message):
-            lfom.load_method(path)
-        assert path.read_bytes() == before
-
-    for cut in (0, 7, 100, len(good) // 2, len(good) - 1):
-        path.write_bytes(good[:cut])
-        refused("damaged, truncated or not")
-    path.write_bytes(b"PK" + good)
-    refused("damaged, truncated or not")
-    path.write_bytes(safetensors.numpy.save({"x": np.zeros(3)}))
-    refused("something else")
-    for changes, message in (
-        ({"version": 3}, "version 3, written by lfom"),
-        ({"version": 0}, "version 0"),
-        ({"format": "lfom checkpoint"}, "not a 'lfom method'"),
-        ({"method": {}}, "wrong kind"),
-        ({"method": {"class": "Other", "fields": {}}}, "wrong kind"),
-        ({"method": {"class": "Method", "fields": {}}}, "wrong kind"),
-        ({"method": {"class": "Scalar", "fields": {"value": 1.0}}}, "wrong kind"),
-        ({"tensors": {"none": ["float64", [1]]}}, "missing or changed"),
-        ({"tensors": {"gauge": ["float64", [4]]}}, "gauge is missing or changed"),
-        ({"tensors": {"gauge": ["float32", [3]]}}, "gauge is missing or changed"),
-    ):
-        path.write_bytes(good)
-        rewritten(path, **changes)
-        refused(message)
+def test_files_that_cannot_be_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="does not exist"):
-        lfom.load_method(tmp_path / "none")
+        lfom.load(tmp_path / "none")
+    with pytest.raises(InputError, match="cannot be read"):
+        lfom.load(tmp_path)
     with pytest.raises(InputError, match="cannot be written"):
         learned("scalar").save(tmp_path / "no" / "method.safetensors")
 
@@ -89,8 +52,8 @@ def test_another_precision_is_refused_or_converted(tmp_path: Path) -> None:
     learned("scalar").save(path)
     with jax.enable_x64(False):
         with pytest.raises(InputError, match="float64, and JAX computes in float32"):
-            lfom.load_method(path)
-        single = lfom.load_method(path, dtype="float32")
+            lfom.load(path)
+        single = lfom.load(path, dtype="float32")
         assert single.dtype == np.float32
         assert single.floor > 1e6 * learned("scalar").floor
         with pytest.raises(InputError, match="enable it first"):
@@ -133,7 +96,7 @@ def test_learn_solve_inspect(tmp_path: Path) -> None:
         assert all("did the steps" in meaning[s] for s in content["status"].tolist())
         w = content["w"]
     with jax.enable_x64(True):
-        np.testing.assert_array_equal(w, np.asarray(lfom.load_method(method).solve(fresh).value))
+        np.testing.assert_array_equal(w, np.asarray(lfom.load(method).solve(fresh).value))
 
     X[3, 0, 0] = np.nan
     write(more, fresh, X=X)
@@ -149,7 +112,13 @@ def test_learn_solve_inspect(tmp_path: Path) -> None:
     result = runner.invoke(app, ["inspect", str(method)], catch_exceptions=False)
     assert result.exit_code == 0
     assert "quartiles" in result.stdout
-    assert (tmp_path / "method.png").read_bytes()[:4] == b"\x89PNG"
+    picture = tmp_path / "method.png"
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+    picture.write_bytes(b"mine")
+    assert "--force" in str(runner.invoke(app, ["inspect", str(method)]).exception)
+    assert picture.read_bytes() == b"mine"
+    runner.invoke(app, ["inspect", str(method), "--force"], catch_exceptions=False)
+    assert picture.read_bytes()[:4] == b"\x89PNG"
     result = runner.invoke(app, ["inspect", str(method), "--json", "--no-plot"], catch_exceptions=False)
     shown = json.loads(result.stdout)
     assert len(shown["accuracy"]) == 6
@@ -199,3 +168,23 @@ def test_bad_files_of_problems_write_nothing(tmp_path: Path) -> None:
     refused("is a folder", "solve", str(method), str(file), "--out", str(tmp_path))
     refused("too few", "learn", str(file), "--out", str(tmp_path / "new.safetensors"))
     assert not (tmp_path / "new.safetensors").exists()
+
+
+def test_no_command_writes_over_its_input(tmp_path: Path) -> None:
+    """Not even with --force; also where the same file is named in another way."""
+    method, file, link = tmp_path / "m.safetensors", tmp_path / "problems.npz", tmp_path / "link.npz"
+    learned("scalar").save(method)
+    write(file, fresh_regressions())
+    link.hardlink_to(file)
+    before = method.read_bytes(), file.read_bytes()
+    for command in (
+        ("inspect", method, "--plot", method),
+        ("solve", method, file, "--out", method),
+        ("solve", method, file, "--out", file),
+        ("solve", method, file, "--out", link),
+        ("learn", file, "--out", file),
+    ):
+        result = CliRunner().invoke(app, [*map(str, command), "--force"])
+        assert isinstance(result.exception, InputError), result.output
+        assert "is an input of this command" in str(result.exception)
+    assert before == (method.read_bytes(), file.read_bytes())

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from rich.console import Console
@@ -25,8 +26,7 @@ from lfom.commands.train import known_optimum
 from lfom.core.checks import InputError
 from lfom.training import LeastSquares, State
 from lfom.training.adam import Adam
-from lfom.training.checkpoints import load, load_model
-from lfom.training.configuration import Configuration
+from lfom.training.checkpoints import Checkpoint, regressions
 
 TINY = [
     "--spectrum",
@@ -96,7 +96,7 @@ def test_a_killed_run_ends_with_the_same_bits(
             status, _, err = finish(process)
         kills += status == -signal.SIGKILL
         assert status in (0, -signal.SIGKILL), err
-        checkpoint = load(killed)  # whole, whenever the kill came
+        checkpoint = lfom.load(killed)  # whole, whenever the kill came
         if checkpoint.finished:
             break
     assert kills
@@ -114,10 +114,10 @@ def test_ctrl_c_says_how_to_go_on(environment: dict[str, str], tmp_path: Path) -
     assert "Traceback" not in err
     command = err.strip().splitlines()[-1]
     assert shlex.split(command) == [sys.executable, "-m", "lfom", "train", "--resume", str(path)]
-    checkpoint = load(path)
+    checkpoint = lfom.load(path)
     assert not checkpoint.finished
     assert f"after {len(checkpoint.state.history)} passes" in err
-    assert load_model(path, run=1).depth == 1
+    assert lfom.load(path).fit.model(run=1).depth == 1
 
 
 def test_divergence_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_divergence_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
     assert re.search(r"not finite after Adam step \d+ in run \d", result.stderr)
     assert re.search(r"norm of its\s+parameters is [\d.e+]+", result.stderr)
     assert f"{path} holds the last good state" in result.stderr
-    checkpoint = load(path)
+    checkpoint = lfom.load(path)
     assert checkpoint.state.history
     assert np.isfinite(checkpoint.state.vectors).all()
 
@@ -147,7 +147,7 @@ def test_train_and_evaluate(tmp_path: Path) -> None:
     assert [row["depth"] for row in json.loads(result.stdout)] == [1, 2]
     assert first.read_bytes() == second.read_bytes()  # the same seed, the same bits
 
-    checkpoint = load(first)
+    checkpoint = lfom.load(first)
     assert checkpoint.finished
     assert list(checkpoint.metrics) == json.loads(result.stdout)
     result = runner.invoke(app, ["train", "--resume", str(first)], catch_exceptions=False)
@@ -214,7 +214,7 @@ def test_files_are_refused_before_any_work(tmp_path: Path) -> None:
             ["--resume", str(taken), "--memory", "bank", "--context", "9"],
             "--context, --memory cannot be combined",
         ),
-        (["--resume", str(taken)], "not a safetensors file"),
+        (["--resume", str(taken)], "not a file of lfom"),
         (["--resume", str(tmp_path / "none.safetensors")], "does not exist"),
     ]
     for options, message in cases:
@@ -224,13 +224,11 @@ def test_files_are_refused_before_any_work(tmp_path: Path) -> None:
     assert taken.read_bytes() == b"precious"
 
 
-def small(**changes: Any) -> Configuration:
-    model = {"d": 2, "memory": "register", "preconditioner": "full", "covariates": False}
-    data = {"spectrum": (1.0, 0.5), "context": 8, "runs": 2, "noise": 0.0, "variance": 1.0}
-    model |= {name: value for name, value in changes.items() if name in model}
-    data |= {name: value for name, value in changes.items() if name in data}
-    optimiser = changes.get("optimiser", LeastSquares())
-    return Configuration(model, data, (1, 2), (("A", "coefficients"),), optimiser, 0)
+def small(optimiser: Any = None, noise: float = 0.0, **model: Any) -> Checkpoint:
+    options = {"memory": "register", "key": jax.random.key(0), **model}
+    data = regressions((1.0, 0.5), 8, 2, 0, noise=noise)
+    optimiser = optimiser or LeastSquares()
+    return Checkpoint(lfom.memformer(2, 2, **options), data, (1, 2), (("A", "coefficients"),), optimiser, 0)
 
 
 def test_the_optimum_is_shown_only_where_no_model_gets_below_it() -> None:
@@ -243,8 +241,7 @@ def test_the_optimum_is_shown_only_where_no_model_gets_below_it() -> None:
 
 @pytest.mark.parametrize("optimiser", [LeastSquares(), Adam(steps=300)], ids=["least squares", "adam"])
 def test_the_bar_shows_loss_distance_and_time_left(optimiser: Any) -> None:
-    configuration = small(optimiser=optimiser)
-    phases = configuration.phases(configuration.distributions(configuration.rotations()))
+    phases = small(optimiser).phases
     found = stages(phases, 2, (1, 2), 2)
     assert "4 models" in estimate(phases, 2, (1, 2), 2)
     screen = io.StringIO()

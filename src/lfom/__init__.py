@@ -1,11 +1,11 @@
 """lfom: learned first-order methods, and the Transformers that run them."""
 
 import importlib
-import importlib.metadata
 from typing import Any
 
 from lfom.adaptation import Adaptation, PerPrompt, adapt
 from lfom.core import coefficients, memories, preconditioners, problems, readers
+from lfom.core.archive import own_version
 from lfom.core.checks import InputError
 from lfom.core.coefficients import Coefficient
 from lfom.core.memories import Memory
@@ -14,6 +14,7 @@ from lfom.core.parameters import parameter, part
 from lfom.core.preconditioners import Preconditioner
 from lfom.core.problems import Problem
 from lfom.core.readers import Reader
+from lfom.files import load, save
 from lfom.limits.optimum import exact_optimum, sampled_optimum
 from lfom.methods import theorems
 from lfom.methods.classical import (
@@ -42,14 +43,11 @@ from lfom.prompts.distributions import (
 from lfom.prompts.prompt import Prompt, prompt_from_arrays
 from lfom.prompts.run import Trajectory, run
 from lfom.prompts.shifts import AnyOf, HeavyTailed, RandomScale, turn
-from lfom.solving import ConvexLosses, LeastSquaresProblems, LinearSystems, Solution, learn, load_method
+from lfom.solving import ConvexLosses, LeastSquaresProblems, LinearSystems, Solution, learn
 from lfom.training import Adam, Fit, LeastSquares, PerRun, Score, evaluate, fit
 from lfom.training.tuning import tune
 
-try:
-    __version__ = importlib.metadata.version("lfom")
-except importlib.metadata.PackageNotFoundError:  # run from the source folder
-    __version__ = "0.1.0"
+__version__ = own_version()
 
 # What experiments of one's own need, imported when it is asked for: it draws, and `import lfom` need not wait.
 _LATER = {
@@ -104,7 +102,7 @@ __all__ = [
     "linear_transformer",
     "LinearRegression",
     "LinearSystems",
-    "load_method",
+    "load",
     "memformer",
     "memories",
     "Memory",
@@ -134,6 +132,7 @@ __all__ = [
     "Row",
     "run",
     "sampled_optimum",
+    "save",
     "Score",
     "Solution",
     "TEXT_SPECTRUM",

@@ -17,7 +17,15 @@ from pathlib import Path
 
 from tests.mutants import ROOT, Slip, load
 
-COPIED = ("src", "tests", "docs", "examples", "README.md", "pyproject.toml")  # some tests read documents
+COPIED = (
+    "src",
+    "tests",
+    "docs",
+    "examples",
+    "benchmarks",
+    "README.md",
+    "pyproject.toml",
+)  # some tests read documents
 ENOUGH = 0.95  # of the slips must be caught
 LIMIT = 300  # seconds for the tests of one slip
 LIMIT_UNCHANGED = 1_800  # seconds for the named tests on the code as it is

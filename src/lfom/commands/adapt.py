@@ -13,20 +13,19 @@ from rich.console import Console
 from rich.table import Table
 
 from lfom.adaptation import SETTINGS, Adaptation, adapt
-from lfom.commands.options import option, print_json
-from lfom.commands.problem_files import load_arrays
+from lfom.commands.options import With, option, print_json, types_of
+from lfom.commands.problem_files import load_arrays, model_of
 from lfom.core import checks
-from lfom.core.arrays import as_array
 from lfom.core.checks import InputError
-from lfom.core.methods import Algorithm, Mixture
+from lfom.core.methods import GATINGS, Algorithm, Mixture
+from lfom.files import load
 from lfom.methods.classical import conjugate_gradient
-from lfom.methods.memformer import GATINGS, mixture
+from lfom.methods.memformer import mixture
 from lfom.prompts.distributions import Distribution, LinearRegression
 from lfom.prompts.prompt import Prompt, prompt_from_arrays
 from lfom.prompts.run import run
 from lfom.prompts.shifts import HeavyTailed, turn
-from lfom.training.checkpoints import Checkpoint, load
-from lfom.training.configuration import seed_number
+from lfom.training.checkpoints import Checkpoint, seed_number
 from lfom.training.parameters import KINDS
 
 PANELS = ("Adaptation", "Prompts", "Output")
@@ -50,21 +49,23 @@ def adapt_command(
     angle: Annotated[float | None, option("Shift: rotate the covariance (radians).", PANELS[1])] = None,
     degrees: Annotated[int | None, option("Shift: Student's t covariates.", PANELS[1])] = None,
     seed: Annotated[int, option("Seed of the prompts.", PANELS[1])] = 0,
+    with_: With = None,
     fresh: Annotated[int, option("Fresh prompts to score on.", PANELS[2])] = 20_000,
     as_json: Annotated[bool, option("Print JSON instead of a table.", PANELS[2], "--json")] = False,
 ) -> None:
     """Fit gates, or other parameters, of trained experts to new prompts; scored on other ones."""
     checks.known("setting", setting, SETTINGS)
     kinds = tuple(part.strip() for part in train.split(","))
-    experts = [load(file) for file in files]
-    heads = [_expert(file, one, depth) for file, one in zip(files, experts, strict=True)]
+    types = types_of(with_)
+    experts = [load(file, types=types) for file in files]
+    heads: Any = [model_of(file, one, depth) for file, one in zip(files, experts, strict=True)]
     # One checkpoint is a model without gates; several are experts with gates.
     model = heads[0] if len(heads) == 1 else mixture(heads, per_layer=per_layer, gating=gating)
     keys = jax.random.split(jax.random.key(seed_number(seed)), 3)
     shift = {"variance": variance, "noise": noise, "context": examples, "angle": angle, "degrees": degrees}
     source: Distribution | None = None
     if data is None:
-        source = _shifted(experts[0], shift, keys[0])
+        source = _shifted(files[0], experts[0], shift, keys[0])
         adapting = _draw(source, keys[1], checks.count("prompts", prompts))
     else:
         given = ", ".join(f"--{name}" for name, value in shift.items() if value is not None)
@@ -86,23 +87,19 @@ def adapt_command(
     raise typer.Exit(0 if (found.kept > 0).any() else 1)
 
 
-def _expert(file: Path, checkpoint: Checkpoint, depth: int | None) -> Any:
-    try:
-        return checkpoint.fit.model(0, depth)
-    except InputError as error:
-        raise InputError(f"{file}: {error}") from None
-
-
-def _shifted(checkpoint: Checkpoint, shift: dict[str, Any], key: jax.Array) -> Distribution:
+def _shifted(file: Path, expert: Any, shift: dict[str, Any], key: jax.Array) -> Distribution:
     """The distribution that the first expert was trained on, with what the options change."""
-    options = {name: value for name, value in checkpoint.configuration.data.items() if name != "runs"}
-    options["spectrum"] = list(options["spectrum"])
+    base = expert.data[0] if isinstance(expert, Checkpoint) else None
+    if not isinstance(base, LinearRegression):
+        raise InputError(f"{file} does not say which prompts it was trained on: pass yours with --data.")
+    names = ("spectrum", "context", "rotation", "variance", "noise", "weights", "weight_variance")
+    options = {name: getattr(base, name) for name in names}
     options |= {name: shift[name] for name in ("variance", "noise", "context") if shift[name] is not None}
-    rotation = as_array(checkpoint.rotations[0])
     if shift["angle"] is not None:
-        rotation = rotation @ turn(key, len(rotation), float(shift["angle"]))
-    base = LinearRegression(**options, rotation=rotation)
-    return base if shift["degrees"] is None else HeavyTailed(base, shift["degrees"])
+        turned = turn(key, base.dimension, float(shift["angle"]))
+        options["rotation"] = turned if base.rotation is None else base.rotation @ turned
+    shifted = LinearRegression(**options)
+    return shifted if shift["degrees"] is None else HeavyTailed(shifted, shift["degrees"])
 
 
 @eqx.filter_jit

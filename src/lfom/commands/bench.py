@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lfom.commands.options import AsJson, Seed, print_json
+from lfom.commands.problem_files import check_folder
 from lfom.core.checks import known
 
 
@@ -19,6 +20,7 @@ def bench_command(
     problems: Annotated[int | None, typer.Option(help="For solve: held-out problems in a batch.")] = None,
     learn_from: Annotated[int | None, typer.Option(help="For solve: problems to learn from.")] = None,
     out: Annotated[Path | None, typer.Option(help="For solve: folder for curves.csv and figure.png.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace existing files in --out.")] = False,
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -27,6 +29,8 @@ def bench_command(
 
     known("benchmark", name, [*BENCHMARKS, "solve"])
     if name == "solve":
+        if out is not None:
+            check_folder(out, force, ("curves.csv", "figure.png"))
         _solve(family or [], problems, learn_from, seed, out, as_json)
         return
     with Console(stderr=True).status(f"measuring {name}"):

@@ -1,6 +1,6 @@
 """lfom evaluate: the models of a checkpoint on fresh prompts, beside CGD and the optimum."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,15 +11,17 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from lfom.commands.options import AsJson, print_json
+from lfom.commands.options import AsJson, With, print_json, types_of
+from lfom.commands.problem_files import load_checkpoint
 from lfom.commands.progress import EvaluationProgress
 from lfom.core.arrays import as_array
 from lfom.core.checks import count
+from lfom.core.parameters import leaves
 from lfom.core.runs import PerRun
 from lfom.limits.optimum import Optimum, exact_optimum, sampled_optima, with_preconditioner
 from lfom.methods.classical import conjugate_gradient
-from lfom.training.checkpoints import Checkpoint, load
-from lfom.training.configuration import Configuration, seed_number
+from lfom.prompts.distributions import LinearRegression
+from lfom.training.checkpoints import Checkpoint, seed_number
 from lfom.training.evaluation import Progress, Score, evaluate
 
 NAMES = {"exact optimum": "optimum", "sampled optimum": "optimum", "preconditioned CGD": "PCGD"}  # in tables
@@ -29,13 +31,13 @@ def evaluate_command(
     file: Annotated[Path, typer.Argument(help="A checkpoint that `lfom train` wrote.")],
     prompts: Annotated[int, typer.Option(help="Fresh prompts per run.")] = 200_000,
     seed: Annotated[int | None, typer.Option(help="Seed of the prompts. [default: that of the file]")] = None,
+    with_: With = None,
     as_json: AsJson = False,
 ) -> None:
     """Score a checkpoint on fresh prompts, beside CGD and the optimum on the same ones."""
-    checkpoint = load(file)
+    checkpoint, _ = load_checkpoint(file, types_of(with_))
     if seed is not None:
-        configuration = replace(checkpoint.configuration, seed=seed_number(seed))
-        checkpoint = replace(checkpoint, configuration=configuration)
+        checkpoint = replace(checkpoint, seed=seed_number(seed))
     prompts = count("prompts", prompts)
     console = Console(stderr=True)
     if not checkpoint.finished:
@@ -56,42 +58,42 @@ def score_rows(
     checkpoint: Checkpoint, prompts: int, progress: Progress | None = None
 ) -> list[dict[str, Any]]:
     """One row per depth: the trained model, CGD and the reference on the same prompts."""
-    configuration = checkpoint.configuration
-    data, fit = configuration.distributions(checkpoint.rotations), checkpoint.fit
-    name = reference_name(configuration)
+    data, fit = checkpoint.data, checkpoint.fit
+    name = reference_name(checkpoint)
     methods: dict[str, Any] = {"CGD": conjugate_gradient(max(fit.depths))}
     methods |= {f"model {depth}": fit.per_run(depth) for depth in fit.depths}
     if name is not None:
-        found = references(name, configuration, data, fit.depths)
+        found = references(name, checkpoint)
         methods |= {f"reference {depth}": method for depth, method in found.items()}
-    scores = evaluate(methods, data, prompts=prompts, key=configuration.key("evaluation"), progress=progress)
+    scores = evaluate(methods, data, prompts=prompts, key=checkpoint.key("evaluation"), progress=progress)
     return [_row(depth, scores, name) for depth in fit.depths]
 
 
-def reference_name(configuration: Configuration) -> str | None:
+def reference_name(checkpoint: Checkpoint) -> str | None:
     """What the models are compared with: the best that shared scalar coefficients can do (without
     B), or conjugate gradients with the inverse covariance. None where it is not known: with
     label noise the best preconditioner is not the inverse covariance."""
-    if configuration.model["memory"] == "conjugate":
-        return "preconditioned CGD" if configuration.data["noise"] == 0 else None
-    if configuration.model["preconditioner"] == "scalar":
-        return "sampled optimum"
-    return "exact optimum" if configuration.data["noise"] == 0 else None
+    model, data = checkpoint.model, checkpoint.data[0]
+    exact = isinstance(data, LinearRegression) and data.has_one_matrix and float(data.noise) == 0
+    if model.is_conjugate:
+        return "preconditioned CGD" if exact else None
+    if not any(leaf.inside for leaf in leaves(model) if leaf.kind not in ("coefficients", "gates")):
+        return "sampled optimum"  # no matrices: multiples of the identity
+    return "exact optimum" if exact else None
 
 
-def references(
-    name: str, configuration: Configuration, data: PerRun, depths: Sequence[int]
-) -> Mapping[int, Optimum | PerRun]:
+def references(name: str, checkpoint: Checkpoint) -> Mapping[int, Optimum | PerRun]:
     """The method of this name for each depth."""
+    data, depths = checkpoint.data, checkpoint.depths
     if name == "sampled optimum":  # A = a I: the same for every rotation
-        return sampled_optima(data[0], depths, configuration.key("optimum"), prompts=400_000)
+        return sampled_optima(data[0], depths, checkpoint.key("optimum"), prompts=400_000)
     inverses = np.linalg.inv(np.stack([np.asarray(one.covariance, np.float64) for one in data.each()]))
     inverses = (inverses + np.swapaxes(inverses, -1, -2)) / 2
 
     def with_inverse(depth: int, inverse: np.ndarray) -> Any:
         if name == "preconditioned CGD":
             return conjugate_gradient(depth, inverse)
-        optimum = exact_optimum(configuration.model["d"], configuration.data["context"], depth)
+        optimum = exact_optimum(data.stacked.dimension, data.stacked.context, depth)
         return with_preconditioner(optimum, as_array(inverse))
 
     return {depth: PerRun([with_inverse(depth, inverse) for inverse in inverses]) for depth in depths}

@@ -8,25 +8,28 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from lfom.commands.options import AsJsonTables, print_json
-from lfom.commands.problem_files import accuracy_rows
+from lfom.commands.options import AsJsonTables, With, print_json, types_of
+from lfom.commands.problem_files import accuracy_rows, check_out, load_model
 from lfom.core.methods import Algorithm, Learned
 
 SHOWN = 12  # rows of the accuracy table
 
 
 def inspect_command(
-    method: Annotated[Path, typer.Argument(help="A file that lfom learn wrote.")],
+    method: Annotated[Path, typer.Argument(help="A file of lfom learn, lfom train or lfom.save.")],
     plot: Annotated[Path | None, typer.Option(help="The figure. [default: beside the method, .png]")] = None,
     no_plot: Annotated[bool, typer.Option("--no-plot", help="Write no figure.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing figure.")] = False,
+    with_: With = None,
     as_json: AsJsonTables = False,
 ) -> None:
     """Show a learned method: family, expected accuracy per step, certificate; and plot them."""
-    from lfom.solving import load_method
-
-    with jax.enable_x64(True):
-        learned = load_method(method)
     figure = None if no_plot else (plot or method.with_suffix(".png"))
+    if figure is not None:
+        inputs = [method, *(with_ or [])]
+        check_out(figure, force, "method.png", "--no-plot for none, ", inputs=inputs, option="--plot")
+    with jax.enable_x64(True):
+        learned = load_model(method, types_of(with_))
     if figure is not None:
         from lfom.report.methods import plot_method
 

@@ -26,13 +26,13 @@ def learn_command(
     """Learn a method from problems like those it will solve; held-out problems pick its structure."""
     from lfom.solving import learn
 
-    check_out(out, force, "method.safetensors")
+    check_out(out, force, "method.safetensors", inputs=[problems])
     with jax.enable_x64(True):  # every array keeps the precision it has in the file
         batch = read_problems(problems)
         names = structure if structure == "auto" else [name.strip() for name in structure.split(",")]
         with Console(stderr=True).status("reading") as status:
             method = learn(batch, steps, names, seed, watch=status.update)
-        method.save(out)
+        method.save(out, force)
     if as_json:
         print_json(described(method))
         return

@@ -1,19 +1,30 @@
 """Options that several commands have, and how all of them print JSON."""
 
 import json
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from lfom.core.user_code import classes_of, module_of
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 AsJsonTables = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing --out.")]
+With = Annotated[
+    list[Path] | None, typer.Option("--with", help="A Python file with your classes; repeatable.")
+]
 Seed = Annotated[int, typer.Option(help="Seed of every random number.")]
 
 
 def option(text: str, panel: str, *names: str) -> Any:
     """An option of a command that has so many that they stand in panels."""
     return typer.Option(*names, help=text, rich_help_panel=panel)
+
+
+def types_of(files: list[Path] | None) -> list[type]:
+    """The classes of the files given by --with, which are run for it."""
+    return [kind for file in files or [] for kind in classes_of(module_of(file))]
 
 
 def print_json(content: Any) -> None:

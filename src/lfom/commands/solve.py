@@ -9,12 +9,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from lfom.commands.options import AsJson, Force, print_json
-from lfom.commands.problem_files import check_out, read_problems, write_solutions
+from lfom.commands.options import AsJson, Force, With, print_json, types_of
+from lfom.commands.problem_files import check_out, load_model, read_problems, write_solutions
 
 
 def solve_command(
-    method: Annotated[Path, typer.Argument(help="A file that lfom learn wrote.")],
+    method: Annotated[Path, typer.Argument(help="A file of lfom learn, lfom train or lfom.save.")],
     problems: Annotated[Path, typer.Argument(help="An .npz file with X and y (and ridge), or A and b.")],
     out: Annotated[Path, typer.Option(help="Where w, status, steps and residuals go.")] = Path(
         "solutions.npz"
@@ -24,14 +24,13 @@ def solve_command(
         float | None, typer.Option(help="Stop once the residual is that small, relative to the start's.")
     ] = None,
     force: Force = False,
+    with_: With = None,
     as_json: AsJson = False,
 ) -> None:
     """Solve problems with a learned method. Exit status 1 if any of them failed."""
-    from lfom.solving import load_method
-
-    check_out(out, force, "solutions.npz")
+    check_out(out, force, "solutions.npz", inputs=[method, problems, *(with_ or [])])
     with jax.enable_x64(True):  # every array keeps the precision it has in the file
-        learned = load_method(method)
+        learned = load_model(method, types_of(with_))
         batch = read_problems(problems)
         with Console(stderr=True).status(f"solving {len(batch)} problems"):
             solution = learned.solve(batch, steps, tolerance)

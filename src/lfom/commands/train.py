@@ -14,18 +14,19 @@ import typer
 from rich.console import Console
 
 from lfom.commands.evaluate import print_scores, reference_name, score_rows
-from lfom.commands.options import option, print_json
-from lfom.commands.problem_files import check_out
+from lfom.commands.options import With, option, print_json, types_of
+from lfom.commands.problem_files import check_out, load_checkpoint
 from lfom.commands.progress import EvaluationProgress, TrainingProgress, estimate, stages
 from lfom.core import checks
+from lfom.core.archive import LICENCE, versions
 from lfom.core.checks import InputError
 from lfom.core.files import remove_partial
+from lfom.files import save
 from lfom.limits.optimum import exact_optimum
-from lfom.methods.memformer import GAMMAS, MEMORIES, PRECONDITIONERS
+from lfom.methods.memformer import GAMMAS, MEMORIES, PRECONDITIONERS, memformer
 from lfom.prompts.distributions import PUBLISHED_SPECTRUM, TEXT_SPECTRUM
 from lfom.training.adam import Adam
-from lfom.training.checkpoints import LICENCE, Checkpoint, load, save, versions
-from lfom.training.configuration import OPTIMISERS, Configuration, seed_number
+from lfom.training.checkpoints import OPTIMISERS, Checkpoint, key_for, regressions, seed_number
 from lfom.training.fitting import default_optimiser, fit
 from lfom.training.least_squares import LeastSquares
 from lfom.training.parameters import KINDS
@@ -33,7 +34,7 @@ from lfom.training.state import Diverged, State
 
 SPECTRA = {"published": PUBLISHED_SPECTRUM, "text": TEXT_SPECTRUM}
 SCHEDULES = ("constant", "cosine")
-WITH_RESUME = {"resume", "out", "force", "as_json", "prompts"}  # the rest is in the checkpoint
+WITH_RESUME = {"resume", "out", "force", "as_json", "prompts", "with_"}  # the rest is in the checkpoint
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 
@@ -67,51 +68,37 @@ def train_command(
     out: Annotated[Path | None, option("[default: model.safetensors]", "Output")] = None,
     resume: Annotated[Path | None, option("Go on with this checkpoint.", "Output")] = None,
     force: Annotated[bool, option("Replace an existing --out.", "Output", "--force")] = False,
+    with_: With = None,
     licence: Annotated[str, option("Licence of the checkpoint, as an SPDX name.", "Output")] = LICENCE,
     as_json: Annotated[bool, option("Print JSON instead of a table.", "Output", "--json")] = False,
 ) -> None:
     """Train a model; a checkpoint is kept after every pass, and Ctrl-C loses nothing."""
     given = {name for name in context.params if _given(context, name)}
     if resume is not None:
-        checkpoint = _resumed(resume, given, prompts)
+        checkpoint, licence = _resumed(resume, given, prompts, with_)
         path = resume if out is None else out
         if path.resolve() != resume.resolve():
-            _writable(path, force)
+            _writable(path, force, with_)
     else:
-        kinds = _kinds(train)
-        eigenvalues = _spectrum(spectrum)
-        configuration = Configuration(
-            model={
-                "d": len(eigenvalues),
-                "memory": checks.known("memory", memory, MEMORIES),
-                "preconditioner": checks.known("preconditioner", preconditioner, PRECONDITIONERS),
-                "covariates": covariates,
-                "gamma": checks.known("gamma", gamma, GAMMAS),
-                "tied": tied,
-                "own_is_one": own_is_one,
-                "heads": checks.count("heads", heads),
-                "context": checks.count("context", examples),
-            },
-            data={
-                "spectrum": eigenvalues,
-                "context": examples,
-                "runs": checks.count("runs", runs),
-                "noise": noise,
-                "variance": variance,
-            },
-            depths=_depths(depths),
-            train=kinds,
-            optimiser=LeastSquares(),
-            seed=seed_number(seed),
-            prompts=checks.count("prompts", prompts),
+        eigenvalues, wanted, kinds = _spectrum(spectrum), _depths(depths), _kinds(train)
+        data = regressions(
+            eigenvalues,
+            checks.count("context", examples),
+            runs,
+            seed_number(seed),
+            noise=noise,
+            variance=variance,
         )
+        model = memformer(
+            len(eigenvalues), max(wanted), memory=memory, preconditioner=preconditioner, covariates=covariates,
+            gamma=gamma, tied=tied, own_is_one=own_is_one, heads=heads, context=examples, key=key_for(seed, "model"),
+        )  # fmt: skip
         adam = {"steps": steps, "learning_rate": learning_rate, "batch": batch, "schedule": schedule}
-        configuration = replace(configuration, optimiser=_optimiser(optimiser, adam, configuration))
-        nothing = State(0, 0, 0, np.zeros((0, 0, 0), np.float32))
-        checkpoint = Checkpoint(configuration, nothing, configuration.rotations(), licence=licence)
+        how = _optimiser(optimiser, adam) or default_optimiser(model, kinds[0])
+        checkpoint = Checkpoint(model, data, wanted, kinds, how, seed, checks.count("prompts", prompts))
         path = Path("model.safetensors") if out is None else out
-        _writable(path, force)
-    job = Job(checkpoint, path, as_json, Console(stderr=True))
+        _writable(path, force, with_)
+    job = Job(checkpoint, path, licence, as_json, Console(stderr=True), with_ or [])
     raise typer.Exit(job.run())
 
 
@@ -151,13 +138,15 @@ class Job:
 
     checkpoint: Checkpoint
     path: Path
+    licence: str
     as_json: bool
     console: Console
+    own_files: list[Path]  # of --with
     saved: bool = False
     interrupts: Interrupts = field(default_factory=Interrupts)
 
     def run(self) -> int:
-        self.saved = bool(self.checkpoint.state.history)
+        self.saved = self.checkpoint.state is not None
         remove_partial(self.path)
         with self.interrupts:
             try:
@@ -173,20 +162,16 @@ class Job:
             print_json(rows)
         else:
             print_scores(rows, brief=True)
-            self._say(f"Saved in {self.path} (licence {self.checkpoint.licence}).")
+            self._say(f"Saved in {self.path} (licence {self.licence}).")
         return 0
 
     def _train(self) -> None:
-        configuration = self.checkpoint.configuration
-        data = configuration.distributions(self.checkpoint.rotations)
-        phases = configuration.phases(data)
-        d, depths, runs = configuration.model["d"], configuration.depths, configuration.data["runs"]
-        self._say(estimate(phases, d, depths, runs))
-        found = stages(phases, d, depths, runs)
-        resume = self.checkpoint.state if self.checkpoint.state.history else None
-        with TrainingProgress(
-            self.console, phases, found, depths, known_optimum(configuration), resume
-        ) as bar:
+        now, phases = self.checkpoint, self.checkpoint.phases
+        size = (now.data.stacked.dimension, now.depths, now.data.runs or 1)
+        self._say(estimate(phases, *size))
+        found = stages(phases, *size)
+        optimum = known_optimum(now)
+        with TrainingProgress(self.console, phases, found, now.depths, optimum, now.state) as bar:
 
             def watch(state: State, record: dict[str, Any]) -> None:
                 _finite(state)
@@ -194,17 +179,18 @@ class Job:
                 bar(state, record)
 
             trained = fit(
-                configuration.template(),
-                data,
-                key=configuration.key("training"),
-                depths=depths,
-                train=configuration.train,
-                optimiser=configuration.optimiser,
+                now.model,
+                now.data,
+                key=now.key("training"),
+                depths=now.depths,
+                train=now.train,
+                optimiser=now.optimiser,
                 watch=watch,
                 tick=bar.tick,
-                resume=resume,
+                resume=now.state,
             )
         last = self.checkpoint.state
+        assert last is not None  # every fit makes a pass
         state = State(len(phases) - 1, last.level, last.step, trained.vectors, {}, trained.history)
         self.checkpoint = replace(self.checkpoint, state=state)
 
@@ -212,12 +198,12 @@ class Job:
         """The scores of the finished models; until they are there, the file stays as the last pass
         left it, so that a fit stopped here is resumed here."""
         with EvaluationProgress(self.console) as bar:
-            rows = score_rows(self.checkpoint, self.checkpoint.configuration.prompts, bar)
+            rows = score_rows(self.checkpoint, self.checkpoint.prompts, bar)
         self._keep(replace(self.checkpoint, finished=True, metrics=tuple(rows)))
 
     def _keep(self, checkpoint: Checkpoint) -> None:
         with self.interrupts.held():  # so that what is said about the file is true of it
-            save(self.path, checkpoint)
+            save(self.path, checkpoint, force=True, licence=self.licence)
             self.checkpoint, self.saved = checkpoint, True
 
     def _interrupted(self) -> int:
@@ -228,6 +214,7 @@ class Job:
             return INTERRUPTED
         self._say(f"Interrupted. {self._where()} Go on with:")
         again = [*_program(), "train", "--resume", str(self.path), *(["--json"] * self.as_json)]
+        again += [word for file in self.own_files for word in ("--with", str(file))]
         self._say(f"  {shlex.join(again)}")
         return INTERRUPTED
 
@@ -237,22 +224,23 @@ class Job:
         return 1
 
     def _where(self) -> str:
-        passes = len(self.checkpoint.state.history)
+        passes = 0 if self.checkpoint.state is None else len(self.checkpoint.state.history)
         return f"{self.path} holds the last good state, after {passes} pass{'es' * (passes > 1)}."
 
     def _say(self, text: str, style: str | None = None) -> None:
         self.console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
 
 
-def known_optimum(configuration: Configuration) -> float | None:
+def known_optimum(checkpoint: Checkpoint) -> float | None:
     """The exact optimum's log loss at the largest depth, where no model of this kind gets below it."""
-    model = configuration.model
-    if model["covariates"] or reference_name(configuration) != "exact optimum":
+    if checkpoint.model.moves_covariates or reference_name(checkpoint) != "exact optimum":
         return None
-    return exact_optimum(model["d"], configuration.data["context"], configuration.depths[-1]).log_loss
+    data = checkpoint.data.stacked
+    return exact_optimum(data.dimension, data.context, checkpoint.depths[-1]).log_loss
 
 
-def _resumed(path: Path, given: set[str], prompts: int) -> Checkpoint:
+def _resumed(path: Path, given: set[str], prompts: int, with_: list[Path] | None) -> tuple[Checkpoint, str]:
+    """The checkpoint to go on with, and its licence."""
     fixed = sorted(given - WITH_RESUME)
     if fixed:
         names = ", ".join("--" + {"examples": "context"}.get(n, n).replace("_", "-") for n in fixed)
@@ -260,12 +248,11 @@ def _resumed(path: Path, given: set[str], prompts: int) -> Checkpoint:
             f"{names} cannot be combined with --resume: the checkpoint says how it is trained. Leave them "
             "out, or start a new training without --resume."
         )
-    checkpoint = load(path)
+    checkpoint, facts = load_checkpoint(path, types_of(with_))
     if "prompts" in given:
-        configuration = replace(checkpoint.configuration, prompts=checks.count("prompts", prompts))
-        checkpoint = replace(checkpoint, configuration=configuration)
+        checkpoint = replace(checkpoint, prompts=checks.count("prompts", prompts))
     now = versions()
-    changed = [f"{n} {v} (now {now[n]})" for n, v in checkpoint.versions.items() if v != now.get(n)]
+    changed = [f"{n} {v} (now {now.get(n)})" for n, v in facts["versions"].items() if v != now.get(n)]
     if changed and not checkpoint.finished:
         Console(stderr=True).print(
             f"{path} was written with {', '.join(changed)}: the result may differ in the last digits from an "
@@ -273,7 +260,7 @@ def _resumed(path: Path, given: set[str], prompts: int) -> Checkpoint:
             highlight=False,
             soft_wrap=True,
         )
-    return checkpoint
+    return checkpoint, facts["licence"]
 
 
 def _finite(state: State) -> None:
@@ -286,8 +273,8 @@ def _finite(state: State) -> None:
         )
 
 
-def _writable(path: Path, force: bool) -> None:
-    check_out(path, force, "model.safetensors", f"--resume {path} to go on with it, ")
+def _writable(path: Path, force: bool, inputs: list[Path] | None) -> None:
+    check_out(path, force, "model.safetensors", f"--resume {path} to go on with it, ", inputs=inputs or [])
 
 
 def _given(context: typer.Context, name: str) -> bool:
@@ -333,7 +320,7 @@ def _kinds(text: str) -> tuple[tuple[str, ...], ...]:
     return stages
 
 
-def _optimiser(name: str | None, adam: dict[str, Any], configuration: Configuration) -> LeastSquares | Adam:
+def _optimiser(name: str | None, adam: dict[str, Any]) -> LeastSquares | Adam | None:
     given = {key: value for key, value in adam.items() if value is not None}
     if name is not None:
         checks.known("optimiser", name, OPTIMISERS)
@@ -341,7 +328,7 @@ def _optimiser(name: str | None, adam: dict[str, Any], configuration: Configurat
         names = ", ".join(f"--{key.replace('_', '-')}" for key in given)
         raise InputError(f"{names} belong to Adam: add --optimiser adam, or leave them out.")
     if name is None:
-        return default_optimiser(configuration.template(), configuration.train[0])
+        return None
     if name == "least-squares":
         return LeastSquares()
     for whole in ("steps", "batch"):

@@ -12,13 +12,14 @@ from jax import Array
 from jaxtyping import Float
 
 from lfom.core.arrays import as_array, numpy_or_jax, on_host
-from lfom.core.checks import InputError
+from lfom.core.checks import InputError, known
 from lfom.core.memories import Memory
 from lfom.core.parameters import dimension, parameter, part
 from lfom.core.problems import Problem
 from lfom.core.readers import Reader
 from lfom.core.states import common
 
+GATINGS = ("free", "softmax", "hard")
 LOGIT = 4.0  # where softmax gates start for a single expert: near the corner, and still movable
 
 
@@ -229,11 +230,11 @@ class Algorithm(eqx.Module):
 
         return in_precision(self, dtype)
 
-    def save(self, path: Any) -> None:
-        """Write the method as one safetensors file; the old file stays until the new one is whole."""
-        from lfom.solving.files import save_method
+    def save(self, path: Any, force: bool = False) -> None:
+        """Write the method as one file, which `lfom.load` reads. force: replace an existing one."""
+        from lfom.files import save
 
-        save_method(path, self)
+        save(path, self, force=force)
 
     def to_json(self) -> dict[str, Any]:
         """The method without a framework: plain numbers and how to run them."""
@@ -359,6 +360,9 @@ class Mixture(Algorithm):
     )
     per_layer: bool = eqx.field(static=True, default=False)
     gating: str = eqx.field(static=True, default="free")
+
+    def __check_init__(self) -> None:
+        known("gating", self.gating, GATINGS)
 
     @property
     def depth(self) -> int:

@@ -18,7 +18,6 @@ from lfom.core.readers import Gradient, Heads, Normalised, Reader
 
 MEMORIES = ("none", "register", "bank", "conjugate")
 PRECONDITIONERS = ("full", "shared", "scalar")
-GATINGS = ("free", "softmax", "hard")
 PER_TOKEN = ("tokens", "hadamard")
 GAMMAS = ("scalar", "pair", "diagonal", "rows", "tokens", "hadamard")
 
@@ -108,7 +107,6 @@ def mixture(
     >>> mixture([expert, expert], gating="softmax").weights.tolist()
     [0.5, 0.5]
     """
-    checks.known("gating", gating, GATINGS)
     if not heads:
         raise InputError("heads is empty: a mixture needs at least one head.")
     depths = {head.depth for head in heads}

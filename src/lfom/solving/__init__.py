@@ -1,8 +1,7 @@
 """Methods learned from a family of problems, and methods of every origin made safe to use on the next ones."""
 
-from lfom.solving.files import load_method
 from lfom.solving.learn import learn
 from lfom.solving.problems import ConvexLosses, LeastSquaresProblems, LinearSystems
 from lfom.solving.records import Solution
 
-__all__ = ["ConvexLosses", "learn", "LeastSquaresProblems", "LinearSystems", "load_method", "Solution"]
+__all__ = ["ConvexLosses", "learn", "LeastSquaresProblems", "LinearSystems", "Solution"]

@@ -50,6 +50,10 @@ class Structure:
     preconditioner: str = "identity"
     jacobi: bool = False
 
+    def __check_init__(self) -> None:
+        """Asked of one that comes from a file."""
+        checks.known("structure", self.family, FAMILIES)
+
     @property
     def coefficients(self) -> Coefficients:
         return FAMILIES[self.family]

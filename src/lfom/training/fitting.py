@@ -41,6 +41,15 @@ class Fit:
     history: tuple[dict[str, Any], ...]
     seconds: float
 
+    def __check_init__(self) -> None:
+        """Asked of one that comes from a file: do its parts fit together?"""
+        wanted = (len(self.depths), vector_of(self.template).size)
+        if self.vectors.ndim != 3 or self.vectors.shape[1:] != wanted or not self.vectors.size:
+            raise InputError(f"its numbers have the shape {self.vectors.shape}, and need (runs, {wanted}).")
+        _depths(self.template, self.depths)
+        if not np.isfinite(self.vectors).all():
+            raise InputError("its numbers are not all finite.")
+
     @property
     def runs(self) -> int:
         return self.vectors.shape[0]
@@ -55,6 +64,8 @@ class Fit:
         return PerRun(models)
 
     def _pick(self, run: int, depth: int | None) -> Any:
+        if not 0 <= run < self.runs:
+            raise InputError(f"run is {run}: this fit has the runs 0 to {self.runs - 1}.")
         depth = self.depths[-1] if depth is None else depth
         if depth not in self.depths:
             raise InputError(f"depth is {depth}: this fit has the depths {list(self.depths)}.")
