@@ -91,7 +91,7 @@ def read(path: str | Path, types: Iterable[type] = (), dtype: Any = None) -> tup
                 raise damaged(wrong or f"it says that it is a {facts['what'][:80]}, and is none")
             if dtype is None:
                 return thing, facts
-            if not isinstance(thing, Algorithm):
+            if not isinstance(thing, Algorithm):  # whatever a user saved
                 raise Refused(
                     f"is a {facts['what']}, and dtype converts methods only: load it without dtype."
                 )
@@ -146,9 +146,9 @@ def _unsound(thing: Any) -> str | None:
 
 def _methods(thing: Any) -> Iterator[tuple[Algorithm, Any]]:
     """Every method in it, and where its arrays are; of several runs the first, since all have the same shapes."""
-    if isinstance(thing, Algorithm):
+    if isinstance(thing, Algorithm):  # what a user saves, or what was in a file
         yield thing, thing
-    if isinstance(thing, PerRun):
+    if isinstance(thing, PerRun):  # its arrays are those of all runs
         for method, _ in _methods(thing[0] if thing.runs else thing.stacked):
             yield method, thing
     elif dataclasses.is_dataclass(thing):

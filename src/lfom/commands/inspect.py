@@ -10,7 +10,9 @@ from rich.table import Table
 
 from lfom.commands.options import AsJsonTables, With, print_json, types_of
 from lfom.commands.problem_files import accuracy_rows, check_out, load_model
+from lfom.core.checks import InputError
 from lfom.core.methods import Algorithm, Learned
+from lfom.core.parameters import leaves
 
 SHOWN = 12  # rows of the accuracy table
 
@@ -33,7 +35,12 @@ def inspect_command(
     if figure is not None:
         from lfom.report.methods import plot_method
 
-        plot_method(learned, figure)
+        try:
+            plot_method(learned, figure)
+        except InputError:  # nothing is known that could be drawn
+            if plot is not None:
+                raise
+            figure = None
     if as_json:
         print_json(described(learned) | {"plot": None if figure is None else str(figure)})
         return
@@ -76,6 +83,13 @@ def print_method(method: Algorithm) -> None:
     console.print(f"[bold]{name}[/], {method.steps} steps, {method.dtype}")
     if facts is not None:
         _print_record(console, facts)
+    else:
+        arrays = [
+            (leaf.name.lstrip("."), leaf.array.shape, leaf.kind or "constant") for leaf in leaves(method)
+        ]
+        console.print(
+            "Arrays: " + "; ".join(f"{where} {shape}, {kind}" for where, shape, kind in arrays) + "."
+        )
     console.print(f"Promise: {method.promise}.")
     certificate = method.certificate
     if certificate is not None and certificate.seen is not None:

@@ -160,9 +160,10 @@ def _leaf(node: Any, path: Any, array: Any) -> Leaf:
 def _said(node: Any, key: Any) -> Declaration | None:
     """What the field says that this key leads through, None if nothing; other keys index a tuple or a
     dictionary, and add nothing."""
-    if not hasattr(key, "name"):
+    name = getattr(key, "name", None)
+    if name is None:
         return Declaration()
-    said = [field.metadata.get("lfom") for field in dataclasses.fields(node) if field.name == key.name]
+    said = [field.metadata.get("lfom") for field in dataclasses.fields(node) if field.name == name]
     return said[0] if said else None
 
 
@@ -181,9 +182,8 @@ def _named(axes: str, ndim: int) -> tuple[str, ...]:
 
 
 def _inner(node: Any, key: Any) -> Any:
-    if hasattr(key, "name"):
-        return getattr(node, key.name)
-    return node[key.idx if hasattr(key, "idx") else key.key]
+    name = getattr(key, "name", None)
+    return node[getattr(key, "idx", getattr(key, "key", None))] if name is None else getattr(node, name)
 
 
 def kinds(tree: Any) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ def module_of(path: str | Path) -> ModuleType:
     except Exception as error:
         del sys.modules[name]
         raise InputError(
-            f"{path} ends with {type(error).__name__}: {error}. Run it by itself first."
+            f"{path} ends with {type(error).__name__}: {str(error).rstrip('.')}. Run it by itself first."
         ) from error
     return module
 
