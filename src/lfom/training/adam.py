@@ -12,6 +12,7 @@ import optax
 from jax import Array
 from jaxtyping import Float
 
+from lfom.core import checks
 from lfom.core.arrays import as_array
 from lfom.core.compiler import jit_draws
 from lfom.core.methods import Algorithm
@@ -40,6 +41,16 @@ class Adam:
     chunk: ClassVar[int] = 2_000
     hold_out: ClassVar[float] = 0.0
     every_matrix: ClassVar[bool | None] = None
+
+    def __check_init__(self) -> None:
+        for name in ("steps", "batch", "resample"):
+            checks.count(name, getattr(self, name))
+        checks.positive("learning_rate", self.learning_rate)
+        checks.positive("clip", self.clip)
+        checks.known("schedule", self.schedule, ("constant", "cosine"))
+
+    def __post_init__(self) -> None:
+        self.__check_init__()
 
     def begins_anew(self, start: str) -> bool:
         """Adam always begins from the model's own numbers."""
