@@ -20,7 +20,7 @@ HAVE_SHAPES = (
     "bench",
 )
 if importlib.util.find_spec("beartype"):  # not on every machine that runs the tests
-    install_import_hook([f"lfom.{name}" for name in HAVE_SHAPES], "beartype.beartype")
+    install_import_hook([f"lfom.{name}" for name in HAVE_SHAPES], "tests.typechecker.checked")
 
 
 # With --dist loadfile the tests of a file stay in one process, which compiles and learns what they share

@@ -10,7 +10,7 @@ from lfom.report.results import Claim
 from lfom.training import Score
 
 
-def verdict(*conditions: bool) -> str:
+def verdict(*conditions: bool | np.bool_) -> str:
     """A verdict is computed, never typed in: holds if all are true, fails if none is, else partly."""
     return "holds" if all(conditions) else "partly" if any(conditions) else "fails"
 
@@ -76,7 +76,7 @@ class Finding:
     """A rule, whether it is met in every case, and the evidence in words."""
 
     rule: str
-    met: Iterable[bool]
+    met: Iterable[bool | np.bool_]
     evidence: str
 
 
@@ -91,10 +91,16 @@ class Claims(list[Claim]):
         self.append(Claim(id, text, section or self.section, found.rule, verdict(*found.met), found.evidence))
 
     def test(
-        self, id: str, text: str, rule: str, met: bool | Iterable[bool], evidence: str, section: str = ""
+        self,
+        id: str,
+        text: str,
+        rule: str,
+        met: bool | np.bool_ | Iterable[bool | np.bool_],
+        evidence: str,
+        section: str = "",
     ) -> None:
         """A claim with a rule of its own; met: whether it holds, or in which cases."""
-        cases = [met] if isinstance(met, bool) else met
+        cases = [met] if isinstance(met, bool | np.bool_) else met
         self.add(id, text, Finding(rule, cases, evidence), section)
 
 

@@ -120,7 +120,7 @@ def run_least_squares(phase: Phase, options: LeastSquares, setting: Setting, sta
             training,
             limits[0],
             setting,
-            (0.0, 0.7),
+            (0, 0.7),
         )
         last = state.level == len(levels) - 1 and not fixed
         if last and state.extra:  # the last passes are added up: together they are one larger sample
@@ -129,7 +129,7 @@ def run_least_squares(phase: Phase, options: LeastSquares, setting: Setting, sta
             raise setting.diverged(slope.sum(axis=-1), state, f"pass {state.step}")
         candidates = passes.candidates(state.vectors, normal, slope, damping)
         total, gain, square = _total(
-            lambda *span, c=candidates: passes.score(c, keys, *span), judging, limits[1], setting, (0.7, 1.0)
+            lambda *span, c=candidates: passes.score(c, keys, *span), judging, limits[1], setting, (0.7, 1)
         )
         if not np.isfinite(total[..., 0]).all():
             raise setting.diverged(total[..., 0], state, f"pass {state.step}")
