@@ -9,17 +9,10 @@ from jaxtyping import install_import_hook
 
 # Installed before the first import of lfom: every module of a folder that says shapes is checked.
 HAVE_SHAPES = (
-    "core",
-    "prompts",
-    "methods",
-    "limits",
-    "training",
-    "adaptation",
-    "solving",
-    "experiments",
-    "bench",
-)
+    "core", "prompts", "methods", "limits", "training", "adaptation", "solving", "experiments", "bench",
+)  # fmt: skip
 if importlib.util.find_spec("beartype"):  # not on every machine that runs the tests
+    importlib.import_module("tests.typechecker")
     install_import_hook([f"lfom.{name}" for name in HAVE_SHAPES], "tests.typechecker.checked")
 
 
