@@ -210,3 +210,22 @@ def test_the_library_is_imported_without_what_draws() -> None:
     assert np.all([hasattr(lfom, name) for name in lfom.__all__])
     with pytest.raises(AttributeError, match="nothing"):
         lfom.nothing  # noqa: B018
+
+
+def test_results_of_an_edited_file_are_not_taken_for_those_of_the_new_one(mine: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    simple = mine.with_name("simple.py")
+    text = (
+        "import lfom\n\nclass One(lfom.Experiment):\n    name = 'one'\n\n    def run(self, bench):\n"
+        "        return lfom.Outcome([lfom.Row('c', 'by hand', 1.0, 2.0)], [])\n"
+    )
+    simple.write_text(text)
+    assert [item.status for item in reproduce([simple], out)] == ["made"]
+    assert [item.status for item in reproduce([simple], out)] == ["kept"]
+    simple.write_text(text.replace("2.0", "3.0"))
+    (refused,) = reproduce([simple], out)
+    assert refused.status == "refused"
+    assert "earlier version" in refused.message
+    assert read_experiment(out / "one").rows[0].value == 2.0
+    assert [item.status for item in reproduce([simple], out, force=True)] == ["made"]
+    assert read_experiment(out / "one").rows[0].value == 3.0

@@ -140,9 +140,9 @@ def _with_one_seed(
     found: dict[str, Experiment], out: Path, asked: dict[str, Any], force: bool, bench: Workbench
 ) -> list[Done]:
     done: dict[str, Done] = {}
-    for name in found:
+    for name, one in found.items():
         repair_folder(out / name)
-        if not force and (status := _what_is_there(out / name, asked)):
+        if not force and (status := _what_is_there(out / name, asked | {"source": one.source})):
             done[name] = Done(name, *status, seed=asked["seed"])
     begun = time.perf_counter()
     todo = [one for name, one in found.items() if name not in done]
@@ -167,8 +167,17 @@ def _what_is_there(folder: Path, asked: dict[str, Any]) -> tuple[str, float, str
             return "damaged", 0.0, str(error)
         if all(meta[key] == value for key, value in asked.items()):
             return "kept", 0.0, ""
-        there = "results of " + ", ".join(f"{key} {meta[key]}" for key in asked)
-    words = ", ".join(f"{key} {value}" for key, value in asked.items())
+        if all(meta[key] == asked[key] for key in asked if key != "source"):
+            return (
+                "refused",
+                0.0,
+                (
+                    f"{folder} holds results of an earlier version of this experiment's file. Run it again with --force, or "
+                    "choose another --out."
+                ),
+            )
+        there = "results of " + ", ".join(f"{key} {meta[key]}" for key in asked if key != "source")
+    words = ", ".join(f"{key} {value}" for key, value in asked.items() if key != "source")
     return (
         "refused",
         0.0,
@@ -291,6 +300,7 @@ def _write(
         "machine": machine(),
         "finished": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         **asked,
+        "source": one.source,
     }
     claims = [asdict(claim) for claim in outcome.claims]
 

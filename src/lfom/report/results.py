@@ -77,6 +77,7 @@ class Meta:
     seed: int
     trainings: tuple[str, ...]  # names in curves.csv, as are
     scored_on: tuple[str, ...]
+    source: str  # a digest of the user's file that the experiment stands in
 
 
 @dataclass(frozen=True)
@@ -240,6 +241,7 @@ def _meta(path: Path) -> tuple[Meta, int | None]:
         "seed": 0,
         "trainings": [*TRAININGS],
         "scored_on": [*SCORED_ON],
+        "source": "lfom",
     }
     content |= _json(path, dict)
     if "seconds" in content:
