@@ -5,6 +5,7 @@ docs/design.md draws the order of the folders; here it is checked, from the text
 
 import ast
 import functools
+import pkgutil
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -288,3 +289,17 @@ def made(text: str, folder: Path) -> Module:
     module = Module.__new__(Module)
     module.name, module.folder, module.text, module.tree = "made", "made", text, ast.parse(text)
     return module
+
+
+def test_the_page_on_the_paper_names_what_exists() -> None:
+    text = (ROOT.parent.parent / "docs" / "paper.md").read_text("utf8")
+    names = re.findall(
+        r"`((?:core|prompts|methods|limits|training|adaptation|experiments|verify)\.[\w.]+)`", text
+    )
+    assert len(names) > 30
+    for name in names:
+        if not name.endswith(".py"):
+            found = pkgutil.resolve_name(f"lfom.{name}")
+            assert found is not None
+    for file in re.findall(r"`?([\w/]+\.py)`?", text):
+        assert (ROOT / file).exists() or (ROOT / "experiments" / file).exists(), file
