@@ -122,3 +122,88 @@ def test_a_method_of_ours_solves_a_problem_of_the_user(page: dict[str, Any]) -> 
     assert steps.view == "Ridge"
     assert steps.predictions.shape == (201, 3)
     np.testing.assert_allclose(steps.predictions[-1], exact, atol=1e-5)
+
+
+def test_a_loss_needs_its_start_and_its_gradient_only() -> None:
+    class Quartic(lfom.problems.IterateProblem):
+        w_0: jax.Array
+
+        def initial(self) -> Any:
+            return self.w_0, self.gradient(self.w_0)
+
+        def gradient(self, w: jax.Array) -> jax.Array:
+            return w**3
+
+    problem = Quartic(jnp.ones(2))
+    steps = run(lfom.gradient_descent(0.5, steps=2), problem).predictions
+    np.testing.assert_allclose(steps[:, 0], [1, 0.5, 0.5 - 0.5 * 0.125])
+    assert problem.unknowns() == 2
+    with pytest.raises(lfom.InputError, match="needs a quadratic"):
+        run(lfom.conjugate_gradient(2), problem)
+
+
+def test_what_acts_on_iterates_runs_there() -> None:
+    class Halved(lfom.Coefficient):
+        splits = False
+        value: jax.Array = lfom.parameter()
+
+        def on_tokens(self, direction: Any) -> Any:
+            return self.value * direction / 2
+
+        def on_iterates(self, direction: Any) -> Any:
+            return direction * self.value / 2
+
+    prompts = lfom.LinearRegression([1.0, 0.5], context=5).prompts(KEY, 3)
+    gradient = lfom.readers.Gradient(lfom.preconditioners.Scaled(jnp.ones(2)))
+    model = Method(gradient, lfom.memories.Bank(Halved(jnp.tril(jnp.ones((2, 2)))), False), 2)
+    assert model.views == ("iterates", "tokens")
+    one, other = (run(model, prompts, view=view).predictions for view in model.views)
+    np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+def test_a_difference_of_directions_is_that_on_tokens() -> None:
+    class Changed(lfom.Memory):
+        def __call__(self, direction: Any, past: Any, state: Any, problem: Any, layer: Any) -> Any:
+            return direction * 0.5 - past / 4, direction
+
+    prompts = lfom.LinearRegression([1.0, 0.5], context=5).prompts(KEY, 3)
+    model = Method(lfom.readers.Gradient(lfom.preconditioners.Scaled(jnp.ones(3))), Changed(), 3)
+    one, other = (run(model, prompts, view=view).predictions for view in model.views)
+    np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+def test_mistakes_are_named(page: dict[str, Any], tmp_path: Path) -> None:
+    class Row(lfom.Reader):
+        def on_tokens(self, Z: Any, problem: Any) -> Any:
+            return Z[-1]
+
+    class Alone(lfom.Memory):
+        def __call__(self, direction: Any, past: Any, state: Any, problem: Any, layer: Any) -> Any:
+            return direction
+
+    data = lfom.LinearRegression([1.0, 0.5], context=5)
+    prompts = data.prompts(KEY, 3)
+    gradient = lfom.readers.Gradient(lfom.preconditioners.Scaled(jnp.ones(2)))
+    forget = lfom.memories.Forget(jnp.ones(2))
+    flat = Method(page["ReluAttention"](jnp.eye(3), jnp.eye(3)), forget, 2)
+    other = lfom.memformer(3, 2, key=KEY)
+    for wrong, said in (
+        (lambda: run(Method(Row(), forget, 2), prompts), r"Row.on_tokens returns .* \(6,\).* \(3, 6\)"),
+        (lambda: run(Method(gradient, Alone(), 2), prompts), "Alone returns a Direction.*step, past"),
+        (lambda: run(flat, prompts), "P has shape .*layers rows rows"),
+        (lambda: fit(flat, data, key=KEY, optimiser=lfom.Adam(1)), "P has shape .*layers rows rows"),
+        (lambda: run(other, prompts), "d = 2 covariates and the model d = 3"),
+        (lambda: fit(other, data, key=KEY), "d = 2 covariates and the model d = 3"),
+        (lambda: lfom.save(tmp_path / "x", None), "is a NoneType"),
+    ):
+        with pytest.raises(lfom.InputError, match=said):
+            wrong()
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_mixture_of_algorithms_is_saved(page: dict[str, Any], tmp_path: Path) -> None:
+    turns = models(page, 2)["algorithm"]
+    lfom.save(tmp_path / "x", mixture([turns, turns]))
+    again = lfom.load(tmp_path / "x", types=page["TakingTurns"])
+    prompts = lfom.LinearRegression([1.0, 0.5, 0.2], context=5).prompts(KEY, 3)
+    assert (run(again, prompts).predictions == run(mixture([turns, turns]), prompts).predictions).all()

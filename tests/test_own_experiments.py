@@ -113,7 +113,7 @@ def test_names_that_cannot_be_used_are_refused_in_a_sentence(tmp_path: Path) -> 
         ([Plain, Plain], "two experiments have the name 'plain'"),
         ([3], "3 is no experiment"),
         (empty, "has no experiment"),
-        (tmp_path / "absent.py", "is not a Python file"),
+        (tmp_path / "absent.py", "does not exist"),
         ("layer5", "layers5"),
     ]
     for asked, words in cases:

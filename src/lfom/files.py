@@ -49,6 +49,11 @@ def save(path: str | Path, thing: Any, *, force: bool = False, licence: str = LI
     tensors: dict[str, np.ndarray] = {}
     if path.exists() and not force:
         raise InputError(f"{path} exists. Pass force=True to replace it, or another name.")
+    if not dataclasses.is_dataclass(thing) or isinstance(thing, type):
+        raise InputError(
+            f"what should go to {path} is a {type(thing).__name__}: pass a model, what fit or learn returned, or another "
+            "object of a class with fields."
+        )
     content = described(thing, type(thing).__name__, tensors, dict(CLASSES))
     facts = {"what": type(thing).__name__, "licence": licence, "versions": archive.versions()}
     wrong = _unsound(thing)
@@ -103,7 +108,7 @@ def read(path: str | Path, types: Iterable[type] = (), dtype: Any = None) -> tup
 def _with_types(types: Iterable[type]) -> dict[str, type]:
     """Our classes and a user's, by name."""
     known = dict(CLASSES)
-    for one in types:
+    for one in [types] if isinstance(types, type) else types:
         if not isinstance(one, type) or not dataclasses.is_dataclass(one):
             raise InputError(f"types holds {one!r}: pass classes with fields, such as dataclasses.")
         if known.setdefault(one.__name__, one) is not one:

@@ -252,6 +252,7 @@ def _record(
         with suppress(InputError):  # the sentence below is what counts
             write_whole(path, traceback.format_exc().encode())
         return "failed", seconds, f"{type(error).__name__}: {error} (all of it in {path})"
+    (out / f"{one.name}.error.txt").unlink(missing_ok=True)  # of an earlier run
     return "made", seconds, ""
 
 

@@ -35,7 +35,7 @@ from lfom.core import checks
 from lfom.core.arrays import as_array
 from lfom.core.checks import InputError
 from lfom.core.methods import Mixture
-from lfom.core.parameters import dimension, leaves, sizes
+from lfom.core.parameters import check_dimension, leaves, sizes
 from lfom.core.parameters import kinds as kinds_of
 from lfom.core.problems import Problem, Quadratic, Tokens
 from lfom.core.runs import PerRun, by_run, common_runs
@@ -125,7 +125,7 @@ def adapt(
     runs = common_runs(model=model, prompts=prompts)
     models = _of_each_run(model, runs)
     X, y, query, target = _arrays(_of_each_run(prompts, runs))
-    _fits_dimension(models[0], X.shape[-1])
+    check_dimension(models[0], X.shape[-1])
     _has_kinds(models[0], kinds, setting)
     if seconds is not None:
         checks.positive("seconds", seconds)
@@ -295,15 +295,6 @@ def _arrays(prompts: list[Prompt]) -> tuple[np.ndarray, ...]:
         np.stack([np.asarray(getattr(one, name)) for one in whole]) for name in ("X", "y", "query", "target")
     )
     return X, y, query, target
-
-
-def _fits_dimension(model: Any, d: int) -> None:
-    found = dimension(model)
-    if found is not None and found != d:
-        raise InputError(
-            f"the prompts have d = {d} covariates and the model d = {found}: pass prompts of that dimension, "
-            "or train a model for this one."
-        )
 
 
 def _has_kinds(model: Any, kinds: tuple[str, ...], setting: str) -> None:

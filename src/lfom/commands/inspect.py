@@ -90,6 +90,9 @@ def print_method(method: Algorithm) -> None:
         console.print(
             "Arrays: " + "; ".join(f"{where} {shape}, {kind}" for where, shape, kind in arrays) + "."
         )
+    if "iterates" not in method.views:
+        console.print("It reads tokens, and so runs on prompts: it solves no other problems.")
+        return
     console.print(f"Promise: {method.promise}.")
     certificate = method.certificate
     if certificate is not None and certificate.seen is not None:

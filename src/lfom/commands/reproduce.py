@@ -84,7 +84,8 @@ def _show(done: list[Any], claims: list[tuple[str, Any]], out: Path, seconds: fl
     for name, claim in claims:
         colour = COLOURS[claim["verdict"]]
         table.add_row(claim["claim"], name, f"[{colour}]{claim['verdict']}[/]")
-    console.print(table)
+    if claims:
+        console.print(table)
     for item in done:
         seed = f" (seed {item.seed})" if item.seed else ""
         if item.status in FAILURES:

@@ -29,6 +29,12 @@ class Coefficient(eqx.Module):
     splits: ClassVar[bool] = True
     is_number: ClassVar[bool] = False
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Whoever says what it does on iterates acts there, too."""
+        super().__init_subclass__(**options)
+        if "on_iterates" in vars(cls) and "views" not in vars(cls):
+            cls.views = BOTH
+
     def numbers(self) -> tuple[Any, Any]:
         """What multiplies the context's and the query's w: a number, or one per coordinate."""
         raise InputError(f"{type(self).__name__} does not multiply w by numbers.")
@@ -40,8 +46,7 @@ class Coefficient(eqx.Module):
     def on_iterates(self, direction: Direction) -> Direction:
         """The same on iterates."""
         raise NoSuchView(
-            f"{type(self).__name__} acts on tokens only: run it on tokens (view='tokens'), or give it on_iterates "
-            'and views = ("iterates", "tokens").'
+            f"{type(self).__name__} acts on tokens only: run it on tokens (view='tokens'), or give it on_iterates."
         )
 
 
@@ -137,6 +142,7 @@ class CoordinateWise(Coefficient):
 class TokenWise(Coefficient):
     """One number per token: tokens only."""
 
+    views = TOKENS
     value: Float[Array, "... tokens"] = parameter(axes="tokens", scales="last")
 
     def on_tokens(self, direction: Array) -> Array:
@@ -150,6 +156,7 @@ class TokenWise(Coefficient):
 class Hadamard(Coefficient):
     """One number per entry of Z, Gamma of equation (LFOM_memory) in full: tokens only."""
 
+    views = TOKENS
     value: Float[Array, "... rows tokens"] = parameter(axes="rows tokens", scales="last")
 
     def on_tokens(self, direction: Array) -> Array:

@@ -319,7 +319,13 @@ class Method(Algorithm):
 
     def step(self, state: Any, past: Any, problem: Problem, layer: Array | int) -> tuple[Any, Any]:
         direction = problem.read(self.reader, state)
-        return self.memory(direction, past, state, problem, layer)
+        found = self.memory(direction, past, state, problem, layer)
+        if type(found) is not tuple or len(found) != 2:
+            raise InputError(
+                f"{type(self.memory).__name__} returns a {type(found).__name__}: a memory returns the step and what is "
+                "remembered after it, `return step, past`."
+            )
+        return found
 
     def truncated(self, depth: int) -> "Method":
         return dataclasses.replace(self, layers=depth)
@@ -354,7 +360,7 @@ class Mixture(Algorithm):
     paper), "softmax" their softmax over heads, "hard" the head with the largest number alone.
     """
 
-    heads: tuple[Method, ...] = part()
+    heads: tuple[Algorithm, ...] = part()
     gates: Float[Array, "heads ..."] = parameter(
         "gates", axes=lambda m: "heads layers" if m.per_layer else "heads", unread=_no_derivative
     )
@@ -425,7 +431,7 @@ class Mixture(Algorithm):
         heads = tuple(a.write(b) for a, b in zip(self.heads, found.heads, strict=True))
         return dataclasses.replace(self, heads=heads, gates=found.gates)
 
-    def _with(self, heads: tuple[Method, ...]) -> "Mixture":
+    def _with(self, heads: tuple[Algorithm, ...]) -> "Mixture":
         return dataclasses.replace(self, heads=heads)
 
     def first_steps(self, depth: int) -> np.ndarray:

@@ -209,12 +209,27 @@ def dimension(tree: Any) -> int | None:
     return known.get("d", known.get("size"))
 
 
+def check_dimension(tree: Any, d: int) -> None:
+    """A method for another number of covariates than the prompts have."""
+    found = dimension(tree)
+    if found is not None and found != d:
+        raise InputError(
+            f"the prompts have d = {d} covariates and the model d = {found}: pass prompts of that dimension, or build a "
+            "model for this one."
+        )
+
+
 def check_layers(tree: Any, depth: int) -> None:
     """Every array that has an entry per layer must have enough of them."""
     for leaf in leaves(tree):
+        name = leaf.name.rpartition(".")[2]
+        if leaf.array.ndim < len(leaf.axes):
+            raise InputError(
+                f"{name} has shape {leaf.array.shape}, and its axes are declared as {' '.join(leaf.axes)!r}: give it all "
+                "of them."
+            )
         for axis, size in zip(leaf.axes, leaf.array.shape, strict=False):
             if axis in (LAYERS, PAST) and size < depth:
-                name = leaf.name.rpartition(".")[2]
                 raise InputError(
                     f"the method has {depth} layers, but {name} has entries for {size}: give one entry per "
                     "layer, or fewer layers."

@@ -111,7 +111,13 @@ class Tokens(Problem):
         return state + step
 
     def read(self, reader: Any, state: Array) -> Array:
-        return reader.on_tokens(state, self)
+        found = reader.on_tokens(state, self)
+        if jnp.shape(found) != state.shape:
+            raise InputError(
+                f"{type(reader).__name__}.on_tokens returns an array of shape {jnp.shape(found)}: what it returns is added "
+                f"to the tokens, so it must have their shape {state.shape}."
+            )
+        return found
 
     def times(self, coefficient: Any, direction: Array) -> Array:
         return coefficient.on_tokens(direction)
@@ -155,16 +161,35 @@ class IterateProblem(Problem):
     def initial(self) -> tuple[Array, Array]:
         """The first w and the gradient there."""
 
-    @abc.abstractmethod
-    def hessian_times(self, vector: Array) -> Array: ...
+    def hessian_times(self, vector: Array) -> Array:
+        """H times a vector, for quadratics."""
+        raise InputError(
+            "the conjugate register needs a quadratic: the curvature of a general loss changes with w. Use a "
+            f"register or a bank, or give {type(self).__name__} hessian_times if it is a quadratic."
+        )
 
     @abc.abstractmethod
     def gradient(self, w: Array) -> Array:
         """The gradient of the context's loss at w."""
 
-    @abc.abstractmethod
     def inner(self, left: Array, right: Array) -> Array:
         """The inner product of two vectors, one number per prompt."""
+        return jnp.sum(left * right)
+
+    def unknowns(self) -> int:
+        return jax.eval_shape(self.initial)[0].size
+
+    def diagonal(self) -> Array | None:
+        return None
+
+    def mean_eigenvalue(self) -> Array:
+        known = self.diagonal()
+        if known is None:
+            raise InputError(
+                "normalised readers need the trace of H, which is not known: give the problem its diagonal, or use the "
+                "reader as it is."
+            )
+        return jnp.mean(known)
 
     def has_gram(self) -> bool:
         """Whether GD++ (B not 0), which rewrites covariates, can run here."""
@@ -334,15 +359,6 @@ class Examples(IterateProblem):
     def gradient(self, w: Array) -> Array:
         return self.X.T @ (self.X @ w - self.y) / self.X.shape[0]
 
-    def inner(self, left: Array, right: Array) -> Array:
-        return jnp.sum(left * right)
-
-    def unknowns(self) -> int:
-        return self.X.shape[1]
-
-    def mean_eigenvalue(self) -> Array:
-        return jnp.mean(self.X**2)
-
     def diagonal(self) -> Array:
         return jnp.mean(self.X**2, axis=0)
 
@@ -367,21 +383,6 @@ class Operator(IterateProblem):
     def gradient(self, w: Array) -> Array:
         return self.hessian_times(w) - self.moment
 
-    def inner(self, left: Array, right: Array) -> Array:
-        return jnp.sum(left * right)
-
-    def unknowns(self) -> int:
-        return self.moment.size
-
-    def mean_eigenvalue(self) -> Array:
-        known = self.diagonal()
-        if known is None:
-            raise InputError(
-                "normalised readers need the trace of the operator, which is not known: pass its diagonal, or use "
-                "the reader as it is."
-            )
-        return jnp.mean(known)
-
     def diagonal(self) -> Array | None:
         return self.known_diagonal
 
@@ -399,26 +400,5 @@ class Objective(IterateProblem):
     def initial(self) -> tuple[Array, Array]:
         return self.w_0, self.gradient(self.w_0)
 
-    def hessian_times(self, vector: Array) -> Array:
-        raise InputError(
-            "the conjugate register needs a quadratic: the curvature of a general loss changes "
-            "with w. Use a register or a bank."
-        )
-
     def gradient(self, w: Array) -> Array:
         return jax.grad(self.value)(w)
-
-    def inner(self, left: Array, right: Array) -> Array:
-        return jnp.sum(left * right)
-
-    def unknowns(self) -> int:
-        return self.w_0.size
-
-    def mean_eigenvalue(self) -> Array:
-        raise InputError(
-            "normalised readers need a quadratic: the scale of a general loss is not known. Use the reader "
-            "as it is."
-        )
-
-    def diagonal(self) -> None:
-        return None

@@ -43,8 +43,8 @@ class Reader(eqx.Module):
 
     @property
     def views(self) -> tuple[str, ...]:
-        """Where it can read, of "tokens" and "iterates"."""
-        return TOKENS
+        """Where it can read, of "tokens" and "iterates": whatever it has a function for."""
+        return TOKENS if type(self).on_iterates is Reader.on_iterates else BOTH
 
     @property
     def moves_covariates(self) -> bool:
@@ -82,8 +82,7 @@ class Reader(eqx.Module):
     def on_iterates(self, state: Iterate, problem: Any) -> Direction:
         """The same direction on iterates."""
         raise NoSuchView(
-            f"{type(self).__name__} reads tokens only: run it on tokens (view='tokens'), or give it on_iterates "
-            'and views = ("iterates", "tokens").'
+            f"{type(self).__name__} reads tokens only: run it on tokens (view='tokens'), or give it on_iterates."
         )
 
     def begin(self, scales: Float[Array, " depth"]) -> "Reader":
@@ -119,6 +118,10 @@ class Attention(Reader):
     Q: Float[Array, "depth rows rows ..."] = parameter("Q", axes="layers rows rows")
 
     @property
+    def views(self) -> tuple[str, ...]:
+        return TOKENS
+
+    @property
     def moves_covariates(self) -> bool:
         return True
 
@@ -138,6 +141,10 @@ class SoftmaxAttention(Reader):
     W_v: Float[Array, "depth rows rows ..."] = parameter("W_v", axes="layers rows rows")
     W_k: Float[Array, "depth rows rows ..."] = parameter("W_k", axes="layers rows rows")
     W_q: Float[Array, "depth rows rows ..."] = parameter("W_q", axes="layers rows rows")
+
+    @property
+    def views(self) -> tuple[str, ...]:
+        return TOKENS
 
     @property
     def moves_covariates(self) -> bool:
@@ -162,10 +169,6 @@ class Gradient(Reader):
 
     A: Preconditioner = part("A", sets_scale=True)
     B: Preconditioner | None = part("B", default=None)
-
-    @property
-    def views(self) -> tuple[str, ...]:
-        return BOTH
 
     @property
     def moves_covariates(self) -> bool:
@@ -258,10 +261,6 @@ class Jacobi(Reader):
 
     A: Preconditioner = part("A", sets_scale=True)
     seen: Array | None = None  # the diagonal of S, once a problem was looked at
-
-    @property
-    def views(self) -> tuple[str, ...]:
-        return BOTH
 
     @property
     def definite(self) -> bool:

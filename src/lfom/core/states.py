@@ -68,6 +68,15 @@ class Direction(eqx.Module):
         image = None if self.image is None or other.image is None else self.image + other.image
         return Direction(self.context + other.context, query, image)
 
+    def __mul__(self, factor: Array | float) -> "Direction":
+        return self.__rmul__(factor)
+
+    def __truediv__(self, number: Array | float) -> "Direction":
+        return self.__rmul__(1 / number)
+
+    def __sub__(self, other: "Direction") -> "Direction":
+        return self + other.__rmul__(-1.0)
+
     def __rmul__(self, factor: Array | float) -> "Direction":
         """The direction times a number, or one number per prompt."""
         return Direction(

@@ -12,6 +12,8 @@ from lfom.core.checks import InputError
 def module_of(path: str | Path) -> ModuleType:
     """Run the file and return it as a module. Nothing else in this library runs code from a file."""
     path = Path(path)
+    if not path.exists():
+        raise InputError(f"{path} does not exist: pass the path of a Python file.")
     if path.suffix != ".py" or not path.is_file():
         raise InputError(f"{path} is not a Python file: pass the path of a file that ends in .py.")
     name = f"lfom_user_{path.stem}"

@@ -16,7 +16,7 @@ from jax import Array
 from lfom.core import checks
 from lfom.core.compiler import jit_draws
 from lfom.core.methods import Algorithm
-from lfom.core.runs import PerRun, fingerprint
+from lfom.core.runs import PerRun, by_run, fingerprint
 from lfom.core.threads import in_threads
 from lfom.experiments.rows import Curves, by_depth
 from lfom.limits.optimum import exact_optimum
@@ -223,19 +223,22 @@ class Workbench:
     def curves(
         self,
         wanted: Sequence[tuple[str, str]],
-        data: PerRun,
+        data: Any,
         depths: Sequence[int] = DEPTHS,
         label: str = "main",
         models: Mapping[str, str | Algorithm] | None = None,
-        baselines: bool = True,
+        baselines: bool | None = None,
     ) -> Curves:
         """The scores by depth of every (curve, training) wanted, trained side by side and scored together, and
         of what stands in every figure of loss over depth, with training "none": CGD, preconditioned CGD, GD,
         momentum and NAG tuned for each depth and with the paper's step sizes, the exact optimum of the class.
 
-        models: the model of a curve that has another name in the figure, or that you built yourself.
-        baselines: without them `data` may be of any distribution.
+        data: a distribution, which all runs share, or one per run. models: the model of a curve that has another
+        name in the figure, or that you built yourself. baselines: by default where the distribution is one for
+        which the exact optimum is known.
         """
+        data = PerRun([data] * self.runs) if (several := by_run(data)) is None else several
+        baselines = data[0].has_one_matrix if baselines is None else baselines
         names, rest = models or {}, (data, depths, label)
         fits = {(curve, training): (names.get(curve, curve), training, *rest) for curve, training in wanted}
         jobs: list[Any] = [(self.trained, *one) for one in fits.values()]

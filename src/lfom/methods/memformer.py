@@ -1,5 +1,6 @@
 """Trainable models: Linear Transformers and Memformers with their initial parameters."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ from lfom.core.arrays import as_array, default_dtype, on_host, ones
 from lfom.core.checks import InputError
 from lfom.core.coefficients import Coefficient, CoordinateWise, Hadamard, Pair, Rows, Scalar, TokenWise
 from lfom.core.memories import Bank, Conjugate, Forget, Memory, Register
-from lfom.core.methods import Method, Mixture
+from lfom.core.methods import Algorithm, Method, Mixture
 from lfom.core.preconditioners import Full, One, Preconditioner, Scaled, Shared
 from lfom.core.readers import Gradient, Heads, Normalised, Reader
 
@@ -92,7 +93,7 @@ def linear_transformer(d: int, depth: int, *, key: PRNGKeyArray, **options: obje
 
 
 def mixture(
-    heads: list[Method] | tuple[Method, ...],
+    heads: Sequence[Algorithm],
     gates: Array | None = None,
     *,
     per_layer: bool = False,

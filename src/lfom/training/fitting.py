@@ -20,6 +20,7 @@ from lfom.core import checks
 from lfom.core.arrays import as_array
 from lfom.core.checks import InputError
 from lfom.core.methods import Algorithm
+from lfom.core.parameters import check_dimension, check_layers
 from lfom.core.parameters import kinds as kinds_of
 from lfom.core.runs import PerRun, by_run
 from lfom.training.adam import Adam
@@ -116,7 +117,9 @@ def fit(
         raise InputError(
             "least squares needs the iterate view, and this model only reads tokens: train it with optimiser=Adam(...)."
         )
+    check_layers(model, model.depth)
     source = sources(data, chunk=optimiser.chunk, hold_out=optimiser.hold_out, view=view)
+    check_dimension(model, source.dimension)
     phases = plan(model, train, optimiser, start, data)
     setting = Setting(source, wanted, model.depth, key, watch, tick)
     state = resume

@@ -38,6 +38,10 @@ class Fresh(eqx.Module):
         return PerRun(self.distributions).runs or 1
 
     @property
+    def dimension(self) -> int:
+        return self.distributions.dimension
+
+    @property
     def is_fixed(self) -> bool:
         return False
 
@@ -72,6 +76,10 @@ class Fixed(eqx.Module):
     @property
     def runs(self) -> int:
         return int(self.chunks.moment.shape[0])
+
+    @property
+    def dimension(self) -> int:
+        return int(self.chunks.moment.shape[2])
 
     @property
     def is_fixed(self) -> bool:
@@ -112,6 +120,10 @@ class FixedTokens(eqx.Module):
     @property
     def runs(self) -> int:
         return int(self.tokens.Z_0.shape[0])
+
+    @property
+    def dimension(self) -> int:
+        return int(self.tokens.Z_0.shape[-2]) - 1
 
     @property
     def is_fixed(self) -> bool:
