@@ -75,7 +75,7 @@ class Problems(eqx.Module):
 class Quadratics(Problems):
     """Problems with a quadratic loss w.Aw/2 - b.w."""
 
-    def times(self, vectors: Array) -> Array:
+    def times(self, vectors: Any) -> Array:
         """A v of every problem."""
         return jax.vmap(lambda one, v: one.hessian_times(v))(self.each(), vectors)
 

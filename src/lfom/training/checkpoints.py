@@ -55,8 +55,6 @@ class Checkpoint:
             return
         if not 0 <= self.state.phase < len(self.phases):
             raise InputError(f"its phase {self.state.phase} does not exist.")
-        if not all({"number", "level", "step", "log_loss"} <= set(row) for row in self.state.history):
-            raise InputError("a row of its history does not say its pass and its loss.")
         if len(self.fit.vectors) != self.data.runs:
             raise InputError(
                 f"it has {len(self.fit.vectors)} runs of models and {self.data.runs} of prompts."
