@@ -13,6 +13,8 @@ import lfom
 import lfom.core.unroll
 from lfom import Method, adapt, evaluate, fit, mixture, run
 from lfom.core.parameters import kinds
+from lfom.experiments.workbench import PRESETS, Preset
+from lfom.report import read_experiment
 
 PAGE = Path(__file__).parent.parent / "docs" / "extend.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf8"), re.DOTALL)
@@ -47,6 +49,17 @@ def test_the_page_shows_every_base_class(page: dict[str, Any]) -> None:
         "IterateProblem",
     ):
         assert re.search(rf"\(lfom\.(problems\.)?{base}\)", shown), base
+
+
+def test_the_experiment_of_the_page_stands_in_the_report(
+    page: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PRESETS, "quick", Preset("quick", prompts=1_000, adam_steps=5, least_squares=0.01))
+    (done,) = lfom.reproduce([page["ShortTraining"]()], tmp_path)
+    assert done.status == "made", done.message
+    rows = read_experiment(tmp_path / "short_training").rows
+    assert {row.training for row in rows if row.curve == "running average"} == {"short", "longer"}
+    assert "A running average lowers the loss" in (tmp_path / "report.html").read_text("utf8")
 
 
 def models(page: dict[str, Any], depth: int) -> dict[str, Any]:
@@ -192,7 +205,7 @@ def test_mistakes_are_named(page: dict[str, Any], tmp_path: Path) -> None:
         (lambda: run(Method(gradient, Alone(), 2), prompts), "Alone returns a Direction.*step, past"),
         (lambda: run(flat, prompts), "P has shape .*layers rows rows"),
         (lambda: fit(flat, data, key=KEY, optimiser=lfom.Adam(1)), "P has shape .*layers rows rows"),
-        (lambda: run(other, prompts), "d = 2 covariates and the model d = 3"),
+        (lambda: run(other, prompts), "the prompt has d = 2"),
         (lambda: fit(other, data, key=KEY), "d = 2 covariates and the model d = 3"),
         (lambda: lfom.save(tmp_path / "x", None), "is a NoneType"),
     ):

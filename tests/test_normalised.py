@@ -77,7 +77,7 @@ def test_every_problem_knows_its_scale(x64: None) -> None:
     empty = Quadratic(jnp.zeros((D, D)), jnp.zeros(D), jnp.zeros((1, D)), jnp.zeros(1))
     model = Method(Normalised(Gradient(Identity())), Forget(jnp.ones(1)), 1)
     assert not np.asarray(lfom.core.unroll.last_residual(model, empty)).any()  # not NaN
-    with pytest.raises(InputError, match="normalised readers need a quadratic"):
+    with pytest.raises(InputError, match="normalised readers need the trace of H"):
         lfom.core.unroll.unroll(model, Objective(lambda w: jnp.sum(w**4), jnp.ones(D)))
 
 

@@ -359,6 +359,9 @@ class Examples(IterateProblem):
     def gradient(self, w: Array) -> Array:
         return self.X.T @ (self.X @ w - self.y) / self.X.shape[0]
 
+    def unknowns(self) -> int:
+        return self.X.shape[1]
+
     def diagonal(self) -> Array:
         return jnp.mean(self.X**2, axis=0)
 
@@ -383,6 +386,9 @@ class Operator(IterateProblem):
     def gradient(self, w: Array) -> Array:
         return self.hessian_times(w) - self.moment
 
+    def unknowns(self) -> int:
+        return self.moment.size
+
     def diagonal(self) -> Array | None:
         return self.known_diagonal
 
@@ -402,3 +408,6 @@ class Objective(IterateProblem):
 
     def gradient(self, w: Array) -> Array:
         return jax.grad(self.value)(w)
+
+    def unknowns(self) -> int:
+        return self.w_0.size

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from lfom.core import checks
 from lfom.core.arrays import PROMPTS_LAST
 from lfom.core.methods import Algorithm
-from lfom.core.parameters import check_dimension, check_layers, leaves, replaced
+from lfom.core.parameters import check_layers, leaves, replaced
 from lfom.core.problems import Examples, IterateProblem, Problem, Quadratic, Tokens
 from lfom.core.states import BOTH
 from lfom.core.unroll import unroll
@@ -47,7 +47,6 @@ def run(algorithm: Algorithm, prompt: Prompt | Problem, *, view: str | None = No
     if isinstance(prompt, Problem):  # a user's argument: a prompt, or a problem
         return _on_problem(algorithm, prompt)
     prompt = checked(prompt)
-    check_dimension(algorithm, prompt.X.shape[-1])
     if view is not None:
         checks.known("view", view, BOTH)
     elif not algorithm.views:

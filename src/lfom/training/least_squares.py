@@ -14,6 +14,8 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import numpy as np
 from jax import Array
 
+from lfom.core import checks
+from lfom.core.checks import InputError
 from lfom.training.direct import Direct
 from lfom.training.krylov import Krylov, has_krylov_view
 from lfom.training.state import Phase, Setting, State
@@ -21,6 +23,7 @@ from lfom.training.state import Phase, Setting, State
 DAMPING = (1e-6, 1e-3, 1e-2, 1e-1, 1.0)  # steps tried, relative to diag(J^T J)
 CAREFUL = (1e-1, 1.0, 10.0, 100.0)  # when many parameters are freed at once: shrink towards where we are
 FEWEST = 5  # chunks of a pass, for shallow models too
+MOST_PROMPTS = 100  # as a factor: a larger one was meant as a number
 SLICE = 10  # chunks per compiled call, so that progress shows and Ctrl-C is heard
 
 
@@ -47,6 +50,21 @@ class LeastSquares:
     prompts: float = 1.0
 
     needs_iterates: ClassVar[bool] = True
+
+    def __check_init__(self) -> None:
+        checks.count("chunk", self.chunk)
+        if not 0 <= self.hold_out < 1:
+            raise InputError(
+                f"hold_out is {self.hold_out}: it is the share of a fixed set that judges, from 0 to below 1."
+            )
+        if not 0 < self.prompts <= MOST_PROMPTS:
+            raise InputError(
+                f"prompts is {self.prompts}: it is a factor on the usual number, above 0 and at most {MOST_PROMPTS}. Say "
+                "numbers of prompts as first and last."
+            )
+
+    def __post_init__(self) -> None:
+        self.__check_init__()
 
     def begins_anew(self, start: str) -> bool:
         """Whether training begins from the scale of a few prompts instead of the model's own numbers."""
