@@ -32,7 +32,7 @@ from lfom.solving.kinds import SYSTEMS
 from lfom.solving.records import Accuracy, Record
 from lfom.solving.structures import Structure
 from lfom.training import State
-from lfom.training.parameters import vector_of
+from lfom.core.vectors import vector_of
 from tests.test_checkpoints import checkpoint, unfinished
 
 damage = module_of(Path(__file__).parents[1] / "benchmarks" / "damage.py")

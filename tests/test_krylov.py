@@ -16,7 +16,7 @@ from lfom.core.readers import Gradient
 from lfom.core.unroll import unroll
 from lfom.training import direct, krylov
 from lfom.training.least_squares import DAMPING
-from lfom.training.parameters import parameters
+from lfom.core.vectors import parameters
 from lfom.training.sources import sources
 from lfom.training.state import Setting
 from tests.helpers import draw_prompts, draw_quadratics

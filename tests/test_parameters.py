@@ -39,7 +39,7 @@ from lfom.core.problems import Tokens
 from lfom.core.readers import Attention, Gradient, Heads, Normalised, Reader
 from lfom.core.states import BOTH, Direction, Iterate, Track
 from lfom.core.unroll import trace
-from lfom.training.parameters import frees, from_vector, parameters, vector_of
+from lfom.core.vectors import frees, from_vector, parameters, vector_of
 from tests.helpers import linear_memories, make_batch, make_prompt
 
 D, N, DEPTH = 2, 4, 3

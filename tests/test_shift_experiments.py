@@ -41,7 +41,7 @@ from lfom.prompts.distributions import GaussianMixture
 from lfom.prompts.prompt import Prompt
 from lfom.prompts.shifts import HeavyTailed, RandomScale
 from lfom.training import Fit, PerRun, Score
-from lfom.training.parameters import parameters
+from lfom.core.vectors import parameters
 from tests.helpers import draw_prompts, draw_quadratics
 
 SPECTRUM = [1.0, 0.5, 0.25]

@@ -16,7 +16,7 @@ from lfom.core.unroll import last_residual
 from lfom.limits.optimum import exact_optimum, with_preconditioner
 from lfom.training.adam import clip_groups
 from lfom.training.direct import jacobian
-from lfom.training.parameters import parameters
+from lfom.core.vectors import parameters
 from tests.helpers import make_batch
 
 KEY = jax.random.key(3)

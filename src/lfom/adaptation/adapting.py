@@ -34,14 +34,14 @@ from lfom.adaptation.shared import Budget, chunked, fit_shared, total_losses
 from lfom.core import checks
 from lfom.core.arrays import as_array
 from lfom.core.checks import InputError
-from lfom.core.methods import Mixture
+from lfom.core.methods import Algorithm, Mixture
 from lfom.core.parameters import check_dimension, leaves, sizes
 from lfom.core.parameters import kinds as kinds_of
 from lfom.core.problems import Problem, Quadratic, Tokens
 from lfom.core.runs import PerRun, by_run, common_runs
 from lfom.core.threads import in_threads
 from lfom.prompts.prompt import Prompt, checked
-from lfom.training.parameters import from_vector, known_kinds, parameters, vector_of
+from lfom.core.vectors import from_vector, known_kinds, parameters, vector_of
 from lfom.training.sources import OF_PROMPT
 
 # Models, the errors before and after and what is kept of every run, steps and history (see Adaptation).
@@ -191,7 +191,7 @@ def _per_prompt(models: list[Mixture], X: np.ndarray, y: np.ndarray, folds: int 
 
     def one(part: tuple[int, slice]) -> Any:
         run, chosen = part
-        work = {"iterates": _adapt_prompts, "tokens": _adapt_on_tokens}[models[run].views[0]]
+        work = _adapt_prompts if _view(models[run]) == "iterates" else _adapt_on_tokens
         found = work(models[run], X[run, chosen], y[run, chosen], size, steps)
         return [np.asarray(values) for values in found]
 
@@ -203,6 +203,11 @@ def _per_prompt(models: list[Mixture], X: np.ndarray, y: np.ndarray, folds: int 
     adapted = [with_gates(model, as_array(own[0])) for model, own in zip(models, of_runs, strict=True)]
     before, after, kept = np.asarray([[row.mean(dtype=np.float64) for row in own[1:]] for own in of_runs]).T
     return adapted, before, after, kept, steps, ()
+
+
+def _view(model: Algorithm) -> str:
+    """Where a model is adapted: folds of a context are made of iterates or of tokens."""
+    return "iterates" if "iterates" in model.views else "tokens"
 
 
 @eqx.filter_jit
@@ -249,7 +254,7 @@ def _shared(
     budget: Budget,
     watch: Callable[[int, float], None] | None,
 ) -> Found:
-    n, prompts, template, view = X.shape[-2], X.shape[1], models[0], models[0].views[0]
+    n, prompts, template, view = X.shape[-2], X.shape[1], models[0], _view(models[0])
     trained = sum(leaf.array.size for leaf in leaves(template) if leaf.kind in kinds)  # fitted, or chosen
     few = ENOUGH <= prompts < MANY * trained
     fitted = prompts - round(JUDGED * prompts) if few else prompts

@@ -23,7 +23,7 @@ from lfom.core.arrays import PROMPTS_LAST, pad_axes, transpose
 from lfom.core.checks import InputError
 from lfom.core.methods import Algorithm, Mixture
 from lfom.core.parameters import kinds
-from lfom.core.problems import Problem, Quadratic, Tokens
+from lfom.core.problems import Problem, Quadratic
 from lfom.core.unroll import last_residual
 
 STEPS = 4
@@ -82,7 +82,8 @@ class PerPrompt(Algorithm):
 
     def adapted(self, problem: Problem) -> Mixture:
         """The mixture with gates for each of these prompts, on a trailing axis."""
-        question = QUESTIONS[self.model.views[0]](problem)
+        own = problem.about_context()
+        question = context_question(problem) if own is None else own
         return with_gates(self.model, gates_for(self.model, question, self.steps))
 
 
@@ -103,13 +104,6 @@ def context_question(problem: Problem) -> Quadratic:
     quadratics = problem.as_quadratic()
     root, target = _root(quadratics.gram, quadratics.moment)
     return Quadratic(quadratics.gram, quadratics.moment, transpose(root), target)
-
-
-def _context_tokens(problem: Any) -> Tokens:
-    return Tokens(problem.Z_0, asks_context=True)
-
-
-QUESTIONS: dict[str, Any] = {"iterates": context_question, "tokens": _context_tokens}
 
 
 def _root(gram: Array, moment: Array) -> tuple[Array, Array]:

@@ -21,7 +21,7 @@ from lfom.core.problems import Problem
 from lfom.core.threads import in_threads
 from lfom.core.unroll import last_residual
 from lfom.training.direct import damped_steps, normal_equations
-from lfom.training.parameters import frees, from_vector, parameters, vector_of
+from lfom.core.vectors import frees, from_vector, parameters, vector_of
 
 DAMPING = (1e-6, 1e-3, 1e-1, 1.0)  # steps tried, relative to diag(J^T J)
 GAIN = 1e-4  # a relative gain below this in every run ends the adaptation

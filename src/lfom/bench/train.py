@@ -21,7 +21,7 @@ from lfom.methods.memformer import linear_transformer
 from lfom.prompts.distributions import PUBLISHED_SPECTRUM, LinearRegression, haar_rotation
 from lfom.training.adam import Adam, clip_groups, make_block
 from lfom.training.direct import normal_equations
-from lfom.training.parameters import parameters
+from lfom.core.vectors import parameters
 
 RUNS, DEPTH, D, CONTEXT, BATCH = 5, 4, 5, 20, 1_000
 

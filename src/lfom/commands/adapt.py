@@ -26,7 +26,7 @@ from lfom.prompts.prompt import Prompt, prompt_from_arrays
 from lfom.prompts.run import run
 from lfom.prompts.shifts import HeavyTailed, turn
 from lfom.training.checkpoints import Checkpoint, seed_number
-from lfom.training.parameters import KINDS
+from lfom.core.vectors import KINDS
 
 PANELS = ("Adaptation", "Prompts", "Output")
 

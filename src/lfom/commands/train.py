@@ -29,7 +29,7 @@ from lfom.training.adam import Adam
 from lfom.training.checkpoints import OPTIMISERS, Checkpoint, key_for, regressions, seed_number
 from lfom.training.fitting import default_optimiser, fit
 from lfom.training.least_squares import LeastSquares
-from lfom.training.parameters import KINDS
+from lfom.core.vectors import KINDS
 from lfom.training.state import Diverged, State
 
 SPECTRA = {"published": PUBLISHED_SPECTRUM, "text": TEXT_SPECTRUM}

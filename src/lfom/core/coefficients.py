@@ -1,9 +1,9 @@
 """Gamma: what a bank multiplies a stored direction with.
 
-Each class is one structure. It knows how it acts on tokens, (d+1, n+1), and how the same numbers act on
-iterates, where they do: a Gamma that differs between context tokens is not a scaling of the coordinates of
-w, so it has no iterate view (NOTES 2.5). A bank holds one coefficient per pair of layers, on leading axes; a
-coefficient itself sees one.
+Each class is one structure. It knows how it acts on tokens, (d+1, n+1), and how the same numbers act in the
+other views, where they do: a Gamma that differs between context tokens is not a scaling of the coordinates of
+w, and no few columns stand for all tokens (NOTES 2.5). A bank holds one coefficient per pair of layers, on
+leading axes; a coefficient itself sees one.
 """
 
 import abc
@@ -18,22 +18,25 @@ from lfom.core import checks
 from lfom.core.arrays import pad_axes
 from lfom.core.checks import InputError
 from lfom.core.parameters import parameter
-from lfom.core.states import BOTH, TOKENS, Direction, NoSuchView, Track
+from lfom.core.states import Columns, Direction, NoSuchView, Track, no_view, views_of
+
+DIFFERS = " (a Gamma that differs between context tokens needs them all, NOTES 2.5; Pair has one value for the context and one for the query)"
 
 
 class Coefficient(eqx.Module):
-    """One structure of Gamma. views: where it can act, of "tokens" and "iterates". splits: whether context
-    and query are multiplied differently. is_number: whether it is one number, or one for each of them."""
+    """One structure of Gamma. views: where it acts. splits: whether context and query are multiplied
+    differently. is_number: whether it is one number, or one for each of them."""
 
-    views: ClassVar[tuple[str, ...]] = TOKENS
+    views: ClassVar[tuple[str, ...]] = ("tokens",)
     splits: ClassVar[bool] = True
     is_number: ClassVar[bool] = False
+    why_not: ClassVar[str] = ""  # it acts in fewer views, in words
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Whoever says what it does on iterates acts there, too."""
+        """Whoever says what it does in a view acts there."""
         super().__init_subclass__(**options)
-        if "on_iterates" in vars(cls) and "views" not in vars(cls):
-            cls.views = BOTH
+        if "views" not in vars(cls):
+            cls.views = views_of(cls, Coefficient)
 
     def numbers(self) -> tuple[Any, Any]:
         """What multiplies the context's and the query's w: a number, or one per coordinate."""
@@ -45,15 +48,17 @@ class Coefficient(eqx.Module):
 
     def on_iterates(self, direction: Direction) -> Direction:
         """The same on iterates."""
-        raise NoSuchView(
-            f"{type(self).__name__} acts on tokens only: run it on tokens (view='tokens'), or give it on_iterates."
-        )
+        raise no_view(self, "iterates", self.why_not)
+
+    def on_joint(self, direction: Columns) -> Columns:
+        """The same on the columns of the joint view."""
+        raise no_view(self, "joint", self.why_not)
 
 
 class Scalar(Coefficient):
     """One number."""
 
-    views, splits, is_number = BOTH, False, True
+    splits, is_number = False, True
     value: Float[Array, "..."] = parameter(scales="all")
 
     def numbers(self) -> tuple[Any, Any]:
@@ -65,12 +70,15 @@ class Scalar(Coefficient):
     def on_iterates(self, direction: Direction) -> Direction:
         return self.value * direction
 
+    def on_joint(self, direction: Columns) -> Columns:
+        return self.value * direction
+
 
 class Pair(Coefficient):
     """One number for the context, another for the query: the context runs one method, the
     query reads out another combination of the same gradients."""
 
-    views, splits, is_number = BOTH, True, True
+    splits, is_number = True, True
     context: Float[Array, "..."] = parameter(scales="all")
     query: Float[Array, "..."] = parameter()
 
@@ -90,11 +98,14 @@ class Pair(Coefficient):
             image,
         )
 
+    def on_joint(self, direction: Columns) -> Columns:
+        return Columns(self.context * direction.context, self.query * direction.query)
+
 
 class Rows(Coefficient):
     """One number per row of Z, the same for every token: d for covariates, one for labels."""
 
-    views, splits, is_number = BOTH, False, False
+    splits, is_number = False, False
     value: Float[Array, "... rows"] = parameter(axes="rows", scales="last")
 
     def on_tokens(self, direction: Array) -> Array:
@@ -111,6 +122,11 @@ class Rows(Coefficient):
 
         query = None if direction.query is None else scale(direction.query)
         return Direction(scale(direction.context), query)
+
+    def on_joint(self, direction: Columns) -> Columns:
+        checks.size("gamma", self.value, 0, direction.context.shape[0], "d + 1")
+        rows = pad_axes(self.value[:, None], direction.context.ndim)
+        return Columns(rows * direction.context, rows * direction.query)
 
 
 class CoordinateWise(Coefficient):
@@ -142,21 +158,18 @@ class CoordinateWise(Coefficient):
 class TokenWise(Coefficient):
     """One number per token: tokens only."""
 
-    views = TOKENS
+    why_not = DIFFERS
     value: Float[Array, "... tokens"] = parameter(axes="tokens", scales="last")
 
     def on_tokens(self, direction: Array) -> Array:
         checks.size("gamma", self.value, 0, direction.shape[1], "n + 1")
         return self.value[None, :] * direction
 
-    def on_iterates(self, direction: Direction) -> Direction:
-        raise NoSuchView(_DIFFERS)
-
 
 class Hadamard(Coefficient):
     """One number per entry of Z, Gamma of equation (LFOM_memory) in full: tokens only."""
 
-    views = TOKENS
+    why_not = DIFFERS
     value: Float[Array, "... rows tokens"] = parameter(axes="rows tokens", scales="last")
 
     def on_tokens(self, direction: Array) -> Array:
@@ -164,11 +177,3 @@ class Hadamard(Coefficient):
         checks.size("gamma", self.value, 1, direction.shape[1], "n + 1")
         return self.value * direction
 
-    def on_iterates(self, direction: Direction) -> Direction:
-        raise NoSuchView(_DIFFERS)
-
-
-_DIFFERS = (
-    "a Gamma that differs between context tokens has no iterate view (NOTES 2.5): run it on "
-    "tokens (view='tokens'), or use one value for the context and one for the query (Pair)."
-)

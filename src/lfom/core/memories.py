@@ -21,7 +21,7 @@ from lfom.core.checks import InputError
 from lfom.core.coefficients import Coefficient, Pair, Scalar
 from lfom.core.parameters import parameter, part
 from lfom.core.problems import Problem
-from lfom.core.states import BOTH
+from lfom.core.states import VIEWS
 
 
 class Memory(eqx.Module):
@@ -35,7 +35,7 @@ class Memory(eqx.Module):
 
     @property
     def views(self) -> tuple[str, ...]:
-        return BOTH
+        return VIEWS
 
     @property
     def splits(self) -> bool:

@@ -97,6 +97,11 @@ class Algorithm(eqx.Module):
         M H with M one symmetric matrix; else None."""
         return None
 
+    @property
+    def on_eigenvalues(self) -> "Algorithm | None":
+        """The same where its layers act on each eigenvalue by itself, GD++ included; else None."""
+        return self.on_eigenvectors
+
     def ready(self) -> "Algorithm":
         """The same, with what every layer needs computed once."""
         return self
@@ -288,6 +293,11 @@ class Method(Algorithm):
     @property
     def on_eigenvectors(self) -> "Method | None":
         reader = self.reader.on_eigenvectors
+        return None if reader is None or not self.memory.has_numbers else self._with(reader, self.memory)
+
+    @property
+    def on_eigenvalues(self) -> "Method | None":
+        reader = self.reader.on_eigenvalues
         return None if reader is None or not self.memory.has_numbers else self._with(reader, self.memory)
 
     def ready(self) -> "Method":

@@ -1,9 +1,10 @@
 """What a method is run on: where it starts, how it moves, and two inner products.
 
-`Tokens` is the paper's definition. The others are the iterate view: `Quadratic` from the Gram matrix,
-`Examples` from the examples themselves, `Operator` from products with a symmetric matrix, `Objective` from
+`Tokens` is the paper's definition, `JointGram` all that linear attention sees of it. The others are the
+iterate view: `Quadratic` from the Gram matrix, `Examples` from the examples themselves, `Operator` from products with a symmetric matrix, `Objective` from
 any differentiable loss. A step costs one product with the Hessian, or one gradient. The layout is the
-problem's: prompts ride on the trailing axes of a `Quadratic`, and a batch of any other is a `vmap`.
+problem's: prompts ride on the trailing axes of a `Quadratic` and a `JointGram`, and a batch of any other is a
+`vmap`.
 """
 
 import abc
@@ -16,9 +17,9 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
-from lfom.core.arrays import HIGHEST, dot, identity, matvec, norm, ratio
+from lfom.core.arrays import HIGHEST, dot, identity, matmat, matvec, norm, pad_axes, ratio, transpose
 from lfom.core.checks import InputError
-from lfom.core.states import Direction, Iterate, Track
+from lfom.core.states import Columns, Direction, Iterate, Track
 
 
 class Problem(eqx.Module):
@@ -78,6 +79,10 @@ class Problem(eqx.Module):
         raise InputError(
             f"{type(self).__name__} asks nothing, so an answer has no loss. Use prompts with a query and a target."
         )
+
+    def about_context(self) -> "Problem | None":
+        """The same prompts, asked for the residuals of their own context, where a state holds them; else None."""
+        return None
 
     def residuals(self, answers: Float[Array, "steps ..."]) -> Float[Array, "k steps *prompts"]:
         """The same of the answers after every step."""
@@ -143,6 +148,9 @@ class Tokens(Problem):
 
     def as_quadratic(self) -> "Quadratic":
         return Quadratic(*gram_of(self.Z_0[:-1, :-1].T, self.Z_0[-1, :-1]))
+
+    def about_context(self) -> "Tokens":
+        return Tokens(self.Z_0, asks_context=True)
 
     def residual(self, answer: Array) -> Array:
         """The prediction minus the target, one query per prompt; or the context's residuals over sqrt(n)."""
@@ -334,6 +342,80 @@ class Quadratic(IterateProblem):
             return super().residuals(answers)
         probe = self.probe if self.probe.ndim == 2 else self.probe[:, :, None]
         return matvec(probe, jnp.moveaxis(answers, 0, 1)) - self.target[:, None]
+
+
+class JointGram(Problem):
+    """All that linear attention sees of a prompt, whatever P and Q: the joint Gram matrix S = Z_0 M Z_0^T / n of
+    covariates and labels, and the questions that are asked (NOTES section 6).
+
+    S is kept as Y Y^T with at most d + 1 columns: a shorter prompt, which no layer can tell from the whole. The
+    queries are columns of their own, that all see the same context, as many as the probe has rows. What is
+    asked is said as in `Quadratic`; prompts ride on trailing axes.
+    """
+
+    prompts_last = True
+
+    context: Float[Array, "rows short *prompts"]  # Y
+    probe: Any = None  # (k, d, *prompts), or (k, d) shared by all
+    target: Any = None  # (k, *prompts)
+    asks_context: bool = eqx.field(static=True, default=False)  # answers are the context's own residuals
+
+    @staticmethod
+    def of(prompt: Any) -> "JointGram":
+        """Of one prompt, or of a batch; its probe is the prompt's query."""
+        if prompt.X.ndim == 3:
+            return jax.vmap(JointGram.of, out_axes=-1)(prompt)
+        n, d = prompt.X.shape
+        Z = jnp.concatenate([prompt.X, prompt.y[:, None]], axis=1) / n**0.5
+        short = Z if n <= d + 1 else jnp.linalg.qr(Z, mode="r")
+        return JointGram(short.T, prompt.query[None], prompt.target[None])
+
+    def start(self, *, splits: bool, moves_covariates: bool) -> Columns:
+        if self.probe is None:
+            return Columns(self.context, self.context[:, :0])
+        queries = pad_axes(transpose(self.probe), self.context.ndim)
+        queries = jnp.broadcast_to(queries, (*queries.shape[:2], *self.context.shape[2:]))
+        return Columns(self.context, jnp.concatenate([queries, jnp.zeros_like(queries[:1])]))
+
+    def move(self, state: Columns, step: Columns) -> Columns:
+        return state + step
+
+    def read(self, reader: Any, state: Columns) -> Columns:
+        return reader.on_joint(state, self)
+
+    def times(self, coefficient: Any, direction: Columns) -> Columns:
+        return coefficient.on_joint(direction)
+
+    def slope(self, state: Columns, direction: Columns) -> Array:
+        return -dot(state.context[-1], direction.context[-1])
+
+    def curvature(self, direction: Columns) -> tuple[Array, Columns]:
+        return dot(direction.context[-1], direction.context[-1]), direction
+
+    def readout(self, state: Columns) -> Array:
+        return state.context[-1] if self.asks_context else -state.query[-1]
+
+    def unknowns(self) -> int:
+        return self.context.shape[0] - 1
+
+    def mean_eigenvalue(self) -> Array:
+        return jnp.sum(self.diagonal(), axis=0) / self.unknowns()
+
+    def diagonal(self) -> Array:
+        return jnp.sum(self.context[:-1] ** 2, axis=1)
+
+    def as_quadratic(self) -> Quadratic:
+        X, y = self.context[:-1], self.context[-1]
+        return Quadratic(matmat(X, transpose(X)), matvec(X, y), self.probe, self.target)
+
+    def residual(self, answer: Array) -> Array:
+        """The predictions minus the targets, (k, *prompts); or the context's residuals over sqrt(n)."""
+        if self.asks_context:
+            return answer
+        return super().residual(answer) if self.target is None else answer - self.target
+
+    def about_context(self) -> "JointGram":
+        return JointGram(self.context, asks_context=True)
 
 
 def gram_of(X: Float[Array, "n d"], y: Float[Array, " n"]) -> tuple[Array, Array]:

@@ -1,10 +1,12 @@
-"""What a method reads: attention over tokens, and the same reading on iterates.
+"""What a method reads: attention over tokens, and the same reading in the views that it has beside them.
 
-A reader returns the direction of a layer: Attn(Z_l) / n on tokens, or on iterates the change
-of w (and of the covariates) that these tokens describe.
+A reader returns the direction of a layer: Attn(Z_l) / n on tokens, on iterates the change of w (and of the
+covariates) that these tokens describe, in the joint view the change of the few columns that stand for them.
 """
 
 import abc
+import functools
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -14,11 +16,11 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float
 
-from lfom.core.arrays import as_array, matmat, matvec, transpose
-from lfom.core.checks import InputError
+from lfom.core.arrays import as_array, matmat, matvec, pad_axes, transpose
+from lfom.core.checks import InputError, known
 from lfom.core.parameters import parameter, part
 from lfom.core.preconditioners import Full, Preconditioner
-from lfom.core.states import BOTH, TOKENS, Direction, Iterate, NoSuchView, Track, common
+from lfom.core.states import Columns, Direction, Iterate, Track, common, no_view, views_of
 
 
 def attention(P: Array, Q: Array, Z: Array) -> Array:
@@ -43,8 +45,8 @@ class Reader(eqx.Module):
 
     @property
     def views(self) -> tuple[str, ...]:
-        """Where it can read, of "tokens" and "iterates": whatever it has a function for."""
-        return TOKENS if type(self).on_iterates is Reader.on_iterates else BOTH
+        """Where it can read: in the views that it has a function for."""
+        return views_of(type(self), Reader)
 
     @property
     def moves_covariates(self) -> bool:
@@ -68,6 +70,12 @@ class Reader(eqx.Module):
         times a_l M with M symmetric; else None."""
         return None
 
+    @property
+    def on_eigenvalues(self) -> "Reader | None":
+        """What it reads of a problem with one unknown where every layer acts on each eigenvalue of M H by itself,
+        covariates included; else None."""
+        return self.on_eigenvectors
+
     def plain(self) -> dict[str, Any]:
         """What it reads as numbers by name, for files that are read without this library."""
         raise InputError(
@@ -81,9 +89,11 @@ class Reader(eqx.Module):
 
     def on_iterates(self, state: Iterate, problem: Any) -> Direction:
         """The same direction on iterates."""
-        raise NoSuchView(
-            f"{type(self).__name__} reads tokens only: run it on tokens (view='tokens'), or give it on_iterates."
-        )
+        raise no_view(self, "iterates")
+
+    def on_joint(self, state: Columns, problem: Any) -> Columns:
+        """The same direction on the columns of the joint view."""
+        raise no_view(self, "joint")
 
     def begin(self, scales: Float[Array, " depth"]) -> "Reader":
         """Where training begins, with these step sizes; a reader of another kind begins as it is."""
@@ -111,15 +121,18 @@ class Reader(eqx.Module):
         return self
 
 
+def on_columns(P: Array, Q: Array, state: Columns) -> Columns:
+    """The same attention over n, where columns Y with Y Y^T = Z M Z^T / n stand for the context:
+    P (Y Y^T) Q times every column (NOTES section 6)."""
+    K = matmat(matmat(P, matmat(state.context, transpose(state.context))), Q)
+    return Columns(matmat(K, state.context), matmat(K, state.query))
+
+
 class Attention(Reader):
-    """Linear attention with any P and Q: tokens only."""
+    """Linear attention with any P and Q."""
 
     P: Float[Array, "depth rows rows ..."] = parameter("P", axes="layers rows rows")
     Q: Float[Array, "depth rows rows ..."] = parameter("Q", axes="layers rows rows")
-
-    @property
-    def views(self) -> tuple[str, ...]:
-        return TOKENS
 
     @property
     def moves_covariates(self) -> bool:
@@ -128,23 +141,16 @@ class Attention(Reader):
     def on_tokens(self, Z: Array, problem: Any) -> Array:
         return attention(self.P, self.Q, Z) / (Z.shape[1] - 1)
 
-    def on_iterates(self, state: Iterate, problem: Any) -> Direction:
-        raise NoSuchView(
-            "attention with any P and Q has no iterate view: run it on tokens (view='tokens'), or use "
-            "the sparse parametrisation Gradient(A, B)."
-        )
+    def on_joint(self, state: Columns, problem: Any) -> Columns:
+        return on_columns(self.P, self.Q, state)
 
 
 class SoftmaxAttention(Reader):
-    """Softmax attention: tokens only."""
+    """Softmax attention: not linear in its weights, so that it needs all tokens."""
 
     W_v: Float[Array, "depth rows rows ..."] = parameter("W_v", axes="layers rows rows")
     W_k: Float[Array, "depth rows rows ..."] = parameter("W_k", axes="layers rows rows")
     W_q: Float[Array, "depth rows rows ..."] = parameter("W_q", axes="layers rows rows")
-
-    @property
-    def views(self) -> tuple[str, ...]:
-        return TOKENS
 
     @property
     def moves_covariates(self) -> bool:
@@ -153,11 +159,27 @@ class SoftmaxAttention(Reader):
     def on_tokens(self, Z: Array, problem: Any) -> Array:
         return softmax_attention(self.W_v, self.W_k, self.W_q, Z) / (Z.shape[1] - 1)
 
-    def on_iterates(self, state: Iterate, problem: Any) -> Direction:
-        raise NoSuchView(
-            "softmax attention is not linear in its weights, so no recursion on w equals it: run "
-            "it on tokens (view='tokens')."
-        )
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"relu": jax.nn.relu, "exp": jnp.exp}
+
+
+class ActivatedAttention(Reader):
+    """Attention whose weights pass through an activation, entry by entry: P Z M s(Z^T Q Z). It needs all tokens."""
+
+    P: Float[Array, "depth rows rows ..."] = parameter("P", axes="layers rows rows")
+    Q: Float[Array, "depth rows rows ..."] = parameter("Q", axes="layers rows rows")
+    activation: str = eqx.field(static=True)  # type: ignore[misc]  # a name of ACTIVATIONS
+
+    def __check_init__(self) -> None:
+        known("activation", self.activation, ACTIVATIONS)
+
+    @property
+    def moves_covariates(self) -> bool:
+        return True
+
+    def on_tokens(self, Z: Array, problem: Any) -> Array:
+        context = Z.at[:, -1].set(0)
+        return self.P @ context @ ACTIVATIONS[self.activation](Z.T @ self.Q @ Z) / (Z.shape[1] - 1)
 
 
 class Gradient(Reader):
@@ -191,6 +213,12 @@ class Gradient(Reader):
         A = self.A.on_eigenvectors
         return None if self.B is not None or A is None else Gradient(A)
 
+    @property
+    def on_eigenvalues(self) -> Reader | None:
+        A, B = self.A.on_eigenvectors, self.B
+        multiples = B is None or (B.one_matrix and B.common is None)
+        return Gradient(A, B) if multiples and A is not None else None
+
     def plain(self) -> dict[str, Any]:
         if self.B is not None:
             return super().plain()
@@ -210,6 +238,12 @@ class Gradient(Reader):
             A, B = self.A.matrix(d), self.B.matrix(d)
             K = matmat(B, matmat(matmat(matmat(T, problem.gram), transpose(T)), A))
         return _along(state, self.A.transposed_times, K)
+
+    def on_joint(self, state: Columns, problem: Any) -> Columns:
+        d = state.context.shape[0] - 1
+        A = self.A.matrix(d)
+        B = jnp.zeros_like(A) if self.B is None else self.B.matrix(d)
+        return on_columns(*_sparse(A, B, state.context.dtype), state)
 
     def begin(self, scales: Float[Array, " depth"]) -> "Gradient":
         return Gradient(self.A.begin(scales), None if self.B is None else self.B.begin_at(0.5))
@@ -250,9 +284,9 @@ def _along(state: Iterate, precondition: Callable[[Array], Array], K: Array | No
 
 def _sparse(A: Array, B: Array, dtype: Any) -> tuple[Array, Array]:
     """P = diag(B, 1) and Q = -diag(A, 0)."""
-    d = A.shape[0]
-    P = jnp.zeros((d + 1, d + 1), dtype).at[:d, :d].set(B).at[d, d].set(1)
-    return P, jnp.zeros((d + 1, d + 1), dtype).at[:d, :d].set(-A)
+    d, prompts = A.shape[0], jnp.broadcast_shapes(A.shape[2:], B.shape[2:])
+    zero = jnp.zeros((d + 1, d + 1, *prompts), dtype)
+    return zero.at[:d, :d].set(B).at[d, d].set(1), zero.at[:d, :d].set(-A)
 
 
 class Jacobi(Reader):
@@ -283,6 +317,11 @@ class Jacobi(Reader):
         s = self._roots(problem)
         return _along(state, lambda v: s * self.A.transposed_times(s * v), None)
 
+    def on_joint(self, state: Columns, problem: Any) -> Columns:
+        s = self._roots(problem)
+        A = s[:, None] * pad_axes(self.A.matrix(s.shape[0]), s.ndim + 1) * s[None]
+        return on_columns(*_sparse(A, jnp.zeros_like(A), state.context.dtype), state)
+
     def _roots(self, problem: Any) -> Array:
         return self.look(problem) if self.seen is None else self.seen
 
@@ -304,52 +343,73 @@ class Jacobi(Reader):
         return Jacobi(self.A, seen)
 
 
-class Heads(Reader):
+class Composed(Reader):
+    """A reader made of others: it combines what they read, in every view that they have in common."""
+
+    @abc.abstractmethod
+    def parts(self) -> tuple[Reader, ...]: ...
+
+    @abc.abstractmethod
+    def rebuilt(self, parts: tuple[Reader, ...]) -> "Reader":
+        """The same with other readers."""
+
+    @abc.abstractmethod
+    def combined(self, read: Callable[[Reader], Any], problem: Any) -> Any:
+        """The direction, from read(reader) of each of them."""
+
+    @property
+    def views(self) -> tuple[str, ...]:
+        return common(*(reader.views for reader in self.parts()))
+
+    @property
+    def moves_covariates(self) -> bool:
+        return any(reader.moves_covariates for reader in self.parts())
+
+    def on_tokens(self, Z: Array, problem: Any) -> Array:
+        return self.combined(lambda reader: reader.on_tokens(Z, problem), problem)
+
+    def on_iterates(self, state: Iterate, problem: Any) -> Direction:
+        return self.combined(lambda reader: reader.on_iterates(state, problem), problem)
+
+    def on_joint(self, state: Columns, problem: Any) -> Columns:
+        return self.combined(lambda reader: reader.on_joint(state, problem), problem)
+
+    def begin(self, scales: Float[Array, " depth"]) -> Reader:
+        return self.rebuilt(tuple(reader.begin(scales) for reader in self.parts()))
+
+    def write(self, found: Any) -> Reader:
+        return self.rebuilt(tuple(a.write(b) for a, b in zip(self.parts(), found.parts(), strict=True)))
+
+    def ready(self) -> Reader:
+        return self.rebuilt(tuple(reader.ready() for reader in self.parts()))
+
+    def look(self, problem: Any) -> tuple[Any, ...]:
+        return tuple(reader.look(problem) for reader in self.parts())
+
+    def bind(self, seen: tuple[Any, ...]) -> Reader:
+        return self.rebuilt(tuple(reader.bind(one) for reader, one in zip(self.parts(), seen, strict=True)))
+
+
+class Heads(Composed):
     """Several readers whose directions are summed into one memory (Section 4.1)."""
 
     readers: tuple[Reader, ...] = part()
 
     @property
-    def views(self) -> tuple[str, ...]:
-        return common(*(reader.views for reader in self.readers))
-
-    @property
-    def moves_covariates(self) -> bool:
-        return any(reader.moves_covariates for reader in self.readers)
-
-    @property
     def from_gradient(self) -> bool:
         return all(reader.from_gradient for reader in self.readers)
 
-    def on_tokens(self, Z: Array, problem: Any) -> Array:
-        total = self.readers[0].on_tokens(Z, problem)
-        for reader in self.readers[1:]:
-            total = total + reader.on_tokens(Z, problem)
-        return total
+    def parts(self) -> tuple[Reader, ...]:
+        return self.readers
 
-    def on_iterates(self, state: Iterate, problem: Any) -> Direction:
-        total = self.readers[0].on_iterates(state, problem)
-        for reader in self.readers[1:]:
-            total = total + reader.on_iterates(state, problem)
-        return total
+    def rebuilt(self, parts: tuple[Reader, ...]) -> "Heads":
+        return Heads(parts)
 
-    def begin(self, scales: Float[Array, " depth"]) -> "Heads":
-        return Heads(tuple(reader.begin(scales) for reader in self.readers))
-
-    def write(self, found: Any) -> "Heads":
-        return Heads(tuple(a.write(b) for a, b in zip(self.readers, found.readers, strict=True)))
-
-    def ready(self) -> "Heads":
-        return Heads(tuple(reader.ready() for reader in self.readers))
-
-    def look(self, problem: Any) -> tuple[Any, ...]:
-        return tuple(reader.look(problem) for reader in self.readers)
-
-    def bind(self, seen: tuple[Any, ...]) -> "Heads":
-        return Heads(tuple(reader.bind(one) for reader, one in zip(self.readers, seen, strict=True)))
+    def combined(self, read: Callable[[Reader], Any], problem: Any) -> Any:
+        return functools.reduce(operator.add, map(read, self.readers))
 
 
-class Normalised(Reader):
+class Normalised(Composed):
     """Another reader on prompts whose covariates are divided by a scale of their own.
 
     With c^2 the mean eigenvalue of the prompt's Gram matrix, trace(G) / d, running on x / c is the
@@ -360,85 +420,45 @@ class Normalised(Reader):
 
     reader: Reader = part()
 
-    @property
-    def views(self) -> tuple[str, ...]:
-        return self.reader.views
+    def parts(self) -> tuple[Reader, ...]:
+        return (self.reader,)
 
-    @property
-    def moves_covariates(self) -> bool:
-        return self.reader.moves_covariates
+    def rebuilt(self, parts: tuple[Reader, ...]) -> "Normalised":
+        return Normalised(*parts)
 
-    def on_tokens(self, Z: Array, problem: Any) -> Array:
-        return self.reader.on_tokens(Z, problem) / _not_zero(problem.mean_eigenvalue())
-
-    def on_iterates(self, state: Iterate, problem: Any) -> Direction:
-        return 1 / _not_zero(problem.mean_eigenvalue()) * self.reader.on_iterates(state, problem)
-
-    def begin(self, scales: Float[Array, " depth"]) -> "Normalised":
-        return Normalised(self.reader.begin(scales))
-
-    def write(self, found: Any) -> "Normalised":
-        return Normalised(self.reader.write(found.reader))
-
-    def ready(self) -> "Normalised":
-        return Normalised(self.reader.ready())
-
-    def look(self, problem: Any) -> Any:
-        return self.reader.look(problem)
-
-    def bind(self, seen: Any) -> "Normalised":
-        return Normalised(self.reader.bind(seen))
+    def combined(self, read: Callable[[Reader], Any], problem: Any) -> Any:
+        size = problem.mean_eigenvalue()
+        return read(self.reader) / jnp.where(size > 0, size, 1)  # an empty prompt has no scale, and needs none
 
 
-def _not_zero(size: Array) -> Array:
-    """An empty prompt has no scale, and needs none."""
-    return jnp.where(size > 0, size, 1)
-
-
-class Multiplied(Reader):
+class Multiplied(Composed):
     """Another reader's directions times a number of the problem's own."""
 
     reader: Reader = part()
     factor: Array  # type: ignore[misc]
 
-    @property
-    def views(self) -> tuple[str, ...]:
-        return self.reader.views
+    def parts(self) -> tuple[Reader, ...]:
+        return (self.reader,)
 
-    @property
-    def moves_covariates(self) -> bool:
-        return self.reader.moves_covariates
+    def rebuilt(self, parts: tuple[Reader, ...]) -> "Multiplied":
+        return Multiplied(*parts, self.factor)
 
-    def on_tokens(self, Z: Array, problem: Any) -> Array:
-        return self.factor * self.reader.on_tokens(Z, problem)
-
-    def on_iterates(self, state: Iterate, problem: Any) -> Direction:
-        return self.factor * self.reader.on_iterates(state, problem)
-
-    def ready(self) -> "Multiplied":
-        return Multiplied(self.reader.ready(), self.factor)
-
-    def look(self, problem: Any) -> Any:
-        return self.reader.look(problem)
-
-    def bind(self, seen: Any) -> "Multiplied":
-        return Multiplied(self.reader.bind(seen), self.factor)
+    def combined(self, read: Callable[[Reader], Any], problem: Any) -> Any:
+        return self.factor * read(self.reader)
 
 
-class Either(Reader):
+class Either(Composed):
     """One reader or another, as the problem decides: both read, and one is kept."""
 
     first: Bool[Array, ""]
     yes: Reader = part()
     no: Reader = part()
 
-    @property
-    def views(self) -> tuple[str, ...]:
-        return common(self.yes.views, self.no.views)
+    def parts(self) -> tuple[Reader, ...]:
+        return self.yes, self.no
 
-    def on_tokens(self, Z: Array, problem: Any) -> Array:
-        return jnp.where(self.first, self.yes.on_tokens(Z, problem), self.no.on_tokens(Z, problem))
+    def rebuilt(self, parts: tuple[Reader, ...]) -> "Either":
+        return Either(self.first, *parts)
 
-    def on_iterates(self, state: Iterate, problem: Any) -> Direction:
-        yes, no = self.yes.on_iterates(state, problem), self.no.on_iterates(state, problem)
-        return jax.tree.map(lambda a, b: jnp.where(self.first, a, b), yes, no)
+    def combined(self, read: Callable[[Reader], Any], problem: Any) -> Any:
+        return jax.tree.map(lambda a, b: jnp.where(self.first, a, b), read(self.yes), read(self.no))

@@ -1,10 +1,12 @@
-"""What a method has computed so far, in the iterate view.
+"""The views, and what a method has computed so far in those that are not tokens.
 
-The token view needs no such type: its state is the matrix Z. Here the same numbers are
-written as a recursion on w (NOTES section 4). A token that started as (x, y) is, after l
-layers, (T_l x, y - x.w_l); with one Gamma for the context and another for the query, the
-two kinds of token follow tracks of their own.
+Tokens need no type: their state is the matrix Z. In the iterate view the same numbers are written as a
+recursion on w (NOTES section 4): a token that started as (x, y) is, after l layers, (T_l x, y - x.w_l); with
+one Gamma for the context and another for the query, the two kinds of token follow tracks of their own. In the
+joint view the state is a few columns that linear attention cannot tell from all tokens (NOTES section 6).
 """
+
+from typing import Any
 
 import equinox as eqx
 from jax import Array
@@ -12,17 +14,29 @@ from jaxtyping import Float
 
 from lfom.core.checks import InputError
 
-TOKENS = ("tokens",)  # the view that everything has
-BOTH = ("iterates", "tokens")  # the cheaper one first
+VIEWS = ("iterates", "joint", "tokens")  # the cheapest first; tokens are the definition
 
 
 class NoSuchView(InputError):
     """The computation does not exist in the view that was asked for."""
 
 
+def views_of(kind: type, base: type) -> tuple[str, ...]:
+    """The views that a class of readers or coefficients has: it acts in those that it has a function for."""
+    return tuple(view for view in VIEWS if getattr(kind, f"on_{view}") is not getattr(base, f"on_{view}"))
+
+
+def no_view(part: Any, view: str, why: str = "") -> NoSuchView:
+    """The error of a reader or a coefficient that does not act in this view."""
+    others = " or ".join(f"view={other!r}" for other in part.views)
+    return NoSuchView(
+        f"{type(part).__name__} does not act in the view {view!r}{why}: run it with {others}, or give it on_{view}."
+    )
+
+
 def common(*views: tuple[str, ...]) -> tuple[str, ...]:
     """The views that all of these have, the cheapest first."""
-    return tuple(view for view in BOTH if all(view in some for some in views))
+    return tuple(view for view in VIEWS if all(view in some for some in views))
 
 
 class Track(eqx.Module):
@@ -84,3 +98,26 @@ class Direction(eqx.Module):
             None if self.query is None else self.query.times(factor, factor),
             None if self.image is None else factor * self.image,
         )
+
+
+class Columns(eqx.Module):
+    """The state of the joint view, and a change of it: columns that stand for the context, and the queries."""
+
+    context: Float[Array, "rows short *prompts"]
+    query: Float[Array, "rows k *prompts"]
+
+    def __add__(self, other: "Columns") -> "Columns":
+        return Columns(self.context + other.context, self.query + other.query)
+
+    def __sub__(self, other: "Columns") -> "Columns":
+        return self + other.__rmul__(-1.0)
+
+    def __mul__(self, factor: Array | float) -> "Columns":
+        return self.__rmul__(factor)
+
+    def __truediv__(self, number: Array | float) -> "Columns":
+        return self.__rmul__(1 / number)
+
+    def __rmul__(self, factor: Array | float) -> "Columns":
+        """Times a number, or one number per prompt."""
+        return Columns(factor * self.context, factor * self.query)

@@ -14,7 +14,7 @@ from lfom.experiments.rows import by_depth
 from lfom.experiments.workbench import Workbench
 from lfom.methods.memformer import mixture
 from lfom.training import Fit, LeastSquares, Score, State, fit
-from lfom.training.parameters import from_vector, vector_of
+from lfom.core.vectors import from_vector, vector_of
 
 ADAPTATION = 1_000  # prompts, with the labels of their queries, that gates are fitted on
 

@@ -12,7 +12,7 @@ from lfom.experiments.statistics import Claims, distance_to_identity, mean_error
 from lfom.experiments.workbench import Outcome, Workbench
 from lfom.methods.memformer import linear_transformer
 from lfom.training import Adam, State, fit
-from lfom.training.parameters import from_vector, vector_of
+from lfom.core.vectors import from_vector, vector_of
 
 LAYERS = 3
 BATCH = 20_000

@@ -21,9 +21,11 @@ from numpy.polynomial import Polynomial
 
 from lfom.core import checks
 from lfom.core.arrays import as_array, default_dtype, matvec
+from lfom.core.checks import InputError
 from lfom.core.methods import Algorithm
 from lfom.core.problems import Problem, Quadratic
 from lfom.core.states import Direction, Track
+from lfom.limits.gdpp import FittedOptimum, gdpp_optima
 from lfom.limits.krylov import moments
 from lfom.prompts.distributions import Distribution
 
@@ -172,16 +174,29 @@ def sampled_optimum(
     key: PRNGKeyArray,
     *,
     preconditioner: Array | None = None,
-    prompts: int = 1_000_000,
-    chunk: int = 50_000,
-) -> Optimum:
-    """The optimum on any distribution, label noise included, from sampled moments.
+    covariates: bool = False,
+    memory: str | None = None,
+    prompts: int | None = None,
+) -> Optimum | FittedOptimum:
+    """The optimum on any distribution, label noise included, from sampled prompts.
 
     The coefficients come from one half of the prompts and the loss from the other; the
     standard error is that of the second half. Powers of A G are replaced by Chebyshev
     polynomials on (0, largest eigenvalue), in which the system is well conditioned.
+
+    covariates: of GD++ with A_l = a_l preconditioner and B_l = b_l I, instead of what leaves covariates as they
+    are; memory: "none", or a bank of "scalar" or "pair" numbers, which makes a difference there only.
+    prompts: a million by default, 200,000 of GD++, which has to be fitted.
     """
-    options: dict[str, Any] = {"preconditioner": preconditioner, "prompts": prompts, "chunk": chunk}
+    if covariates:
+        options: dict[str, Any] = {"preconditioner": preconditioner, "prompts": prompts or 200_000}
+        return gdpp_optima(distribution, [depth], key, memory=memory or "none", **options)[depth]
+    if memory is not None:
+        raise InputError(
+            "memory makes no difference to this optimum, which every memory of numbers reaches: leave it out, or pass "
+            "covariates=True for GD++."
+        )
+    options = {"preconditioner": preconditioner, "prompts": prompts or 1_000_000}
     return sampled_optima(distribution, [depth], key, **options)[depth]
 
 

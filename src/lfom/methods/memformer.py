@@ -15,11 +15,12 @@ from lfom.core.coefficients import Coefficient, CoordinateWise, Hadamard, Pair, 
 from lfom.core.memories import Bank, Conjugate, Forget, Memory, Register
 from lfom.core.methods import Algorithm, Method, Mixture
 from lfom.core.preconditioners import Full, One, Preconditioner, Scaled, Shared
-from lfom.core.readers import Gradient, Heads, Normalised, Reader
+from lfom.core.readers import ActivatedAttention, Attention, Gradient, Heads, Normalised, Reader, SoftmaxAttention
 
 MEMORIES = ("none", "register", "bank", "conjugate")
 PRECONDITIONERS = ("full", "shared", "scalar")
 PER_TOKEN = ("tokens", "hadamard")
+READERS = ("sparse", "linear", "softmax", "relu", "exp")
 GAMMAS = ("scalar", "pair", "diagonal", "rows", "tokens", "hadamard")
 
 
@@ -27,6 +28,7 @@ def memformer(
     d: int,
     depth: int,
     *,
+    reader: str = "sparse",
     memory: str = "bank",
     preconditioner: str = "full",
     covariates: bool = False,
@@ -36,12 +38,14 @@ def memformer(
     heads: int = 1,
     context: int | None = None,
     normalised: bool = False,
-    scale: float = 1e-4,
+    scale: float | None = None,
     key: PRNGKeyArray,
 ) -> Method:
     """A model of `depth` layers, initialised as in NOTES 2.14: A (and B) normal with standard
-    deviation `scale`, alpha = 1, gamma = 0, own coefficients 1, older ones 0.
+    deviation `scale` (1e-4), alpha = 1, gamma = 0, own coefficients 1, older ones 0.
 
+    reader: sparse (A and B of equation params_Thm3), linear attention with any P and Q, or softmax, relu or exp
+    attention; their matrices are normal with standard deviation `scale` (0.15).
     memory: none (Linear Transformer), register (CGD-like), bank (LFOM) or conjugate.
     preconditioner: A_l full, shared (a_l M) or scalar (a_l I); conjugate always learns one
     symmetric matrix. covariates: also learn B (GD++). gamma, tied, own_is_one: the structure of
@@ -56,6 +60,13 @@ def memformer(
     checks.known("memory", memory, MEMORIES)
     checks.known("preconditioner", preconditioner, PRECONDITIONERS)
     checks.known("gamma", gamma, GAMMAS)
+    checks.known("reader", reader, READERS)
+    if scale is None:
+        scale = 1e-4 if reader == "sparse" else 0.15
+    of_sparse = {"preconditioner": preconditioner != "full", "covariates": covariates, "conjugate": memory == "conjugate"}
+    if reader != "sparse" and any(of_sparse.values()):
+        names = " and ".join(name for name, given in of_sparse.items() if given)
+        raise InputError(f"{names} belong to the sparse form (A, B), and reader is {reader!r}: leave them out.")
     of_bank = {"gamma": gamma != "scalar", "tied": tied, "own_is_one": own_is_one}
     if memory != "bank" and any(of_bank.values()):
         names = " and ".join(name for name, given in of_bank.items() if given)
@@ -70,12 +81,14 @@ def memformer(
         start = as_array(np.eye(d, dtype=default_dtype()) + scale * _normal(key, (d, d)))
         return Method(_normalised(Gradient(One(start)), normalised), Conjugate(), depth)
 
-    def reader(key: PRNGKeyArray) -> Reader:
+    def one_head(key: PRNGKeyArray) -> Reader:
+        if reader != "sparse":
+            return _attention(key, reader, d, depth, scale)
         a_key, b_key = jax.random.split(key)
         A = _preconditioner(a_key, preconditioner, d, depth, scale)
         return Gradient(A, _preconditioner(b_key, preconditioner, d, depth, scale) if covariates else None)
 
-    readers = [reader(k) for k in jax.random.split(key, heads)]
+    readers = [one_head(k) for k in jax.random.split(key, heads)]
     return Method(
         _normalised(readers[0] if heads == 1 else Heads(tuple(readers)), normalised),
         _memory(memory, gamma, d, depth, tied, own_is_one, context),
@@ -130,6 +143,15 @@ def _preconditioner(key: PRNGKeyArray, kind: str, d: int, depth: int, scale: flo
     if kind == "shared":
         return Shared(as_array(scale * _normal(key, (depth,))), as_array(np.eye(d, dtype=default_dtype())))
     return Full(as_array(scale * _normal(key, (depth, d, d))))
+
+
+def _attention(key: PRNGKeyArray, kind: str, d: int, depth: int, scale: float) -> Reader:
+    """Attention whose matrices are (d+1, d+1), whole."""
+    names = {"softmax": 3}.get(kind, 2)
+    matrices = [as_array(scale * _normal(k, (depth, d + 1, d + 1))) for k in jax.random.split(key, names)]
+    if kind == "softmax":
+        return SoftmaxAttention(*matrices)
+    return Attention(*matrices) if kind == "linear" else ActivatedAttention(*matrices, kind)
 
 
 def _memory(

@@ -1,6 +1,7 @@
 """The distributions that prompts come from (Sections 2.1, 3.3 and 4.2)."""
 
 import abc
+from collections.abc import Sequence
 from typing import Any
 
 import equinox as eqx
@@ -13,7 +14,7 @@ from jaxtyping import Float, PRNGKeyArray
 from lfom.core import checks
 from lfom.core.arrays import as_array, matmat, matvec, numpy_or_jax, on_host, pad_axes, transpose
 from lfom.core.checks import InputError
-from lfom.core.problems import Quadratic
+from lfom.core.problems import JointGram, Quadratic
 from lfom.prompts.prompt import Prompt
 
 PUBLISHED_SPECTRUM = (1.0, 1.0, 0.25, 0.0625, 1.0)  # of the authors' code and all their curves
@@ -46,6 +47,10 @@ class Distribution(eqx.Module):
         """`count` prompts as quadratics on a trailing axis. Here with the query that was drawn; classes that
         can average it out exactly do."""
         return Quadratic.of(self.prompts(key, count))
+
+    def joints(self, key: PRNGKeyArray, count: int) -> JointGram:
+        """The same for linear attention with any P and Q: `count` joint Gram matrices of covariates and labels."""
+        return JointGram.of(self.prompts(key, count))
 
     @property
     def has_one_matrix(self) -> bool:
@@ -149,17 +154,37 @@ class LinearRegression(Distribution):
         G = F^T (C C^T / n) F with the Bartlett factor C, and given G, b has mean G w* and
         covariance noise^2 G / n (NOTES section 4).
         """
+        half, w, xi, _ = self._factors(key, count, [])
+        gram = matmat(half, transpose(half))
+        scatter = self.noise * self._shrunk(matvec(half, xi))
+        root = as_array(self.root)
+        return Quadratic(gram, matvec(gram, w) + scatter, root, matvec(root, w))
+
+    def joints(self, key: PRNGKeyArray, count: int) -> JointGram:
+        """The joint matrix of covariates and labels is Wishart as well: one row and, where n > d, one column
+        more of the factor, which belong to the noise. The same prompts as those of `quadratics`."""
+        more = [self.context - self.dimension] if self.context > self.dimension else []
+        half, w, xi, chi_squares = self._factors(key, count, more)
+        noise = self._shrunk(jnp.concatenate([xi, jnp.sqrt(chi_squares)]))
+        half = jnp.concatenate([half, jnp.zeros((self.dimension, len(more), count), half.dtype)], axis=1)
+        labels = matvec(transpose(half), w) + self.noise * noise
+        root = as_array(self.root)
+        return JointGram(jnp.concatenate([half, labels[None]]), root, matvec(root, w))
+
+    def _factors(self, key: PRNGKeyArray, count: int, more: list[int]) -> tuple[Array, ...]:
+        """Y (d, min(n, d), count) with Y Y^T = G, w*, normals of the noise, and chi-square numbers of `more`
+        degrees of freedom, which change nothing else."""
         count, d, dtype = checks.count("count", count), self.dimension, self.spectrum.dtype
         degrees, below = _bartlett_sizes(d, self.context)
-        normals, chi_squares = _normals_and_chi_squares(key, below + 2 * d, degrees, count, dtype)
-        factor = _bartlett(normals[:below], chi_squares, d)
+        normals, chi_squares = _normals_and_chi_squares(key, below + 2 * d, degrees, count, dtype, more)
+        factor = _bartlett(normals[:below], chi_squares[: len(degrees)], d)
         z, xi = normals[below : below + d], normals[below + d : below + d + factor.shape[1]]
-        root = as_array(self.root)
-        half = matmat(root.T, factor) / jnp.sqrt(jnp.asarray(self.context, dtype))
-        w = self._draw_weights(z)
-        gram = matmat(half, transpose(half))
-        scatter = self.noise / jnp.sqrt(jnp.asarray(self.context, dtype)) * matvec(half, xi)
-        return Quadratic(gram, matvec(gram, w) + scatter, root, matvec(root, w))
+        half = self._shrunk(matmat(as_array(self.root).T, factor))
+        return half, self._draw_weights(z), xi, chi_squares[len(degrees) :]
+
+    def _shrunk(self, total: Array) -> Array:
+        """Over sqrt(n)."""
+        return total / jnp.sqrt(jnp.asarray(self.context, total.dtype))
 
     def _draw_weights(self, z: Array) -> Array:
         """w* from standard normal z (d, *prompts)."""
@@ -292,25 +317,31 @@ def _bartlett(normals: Array, chi_squares: Array, d: int) -> Array:
 
 
 def _normals_and_chi_squares(
-    key: PRNGKeyArray, normals: int, degrees: list[int], count: int, dtype: Any
+    key: PRNGKeyArray, normals: int, degrees: list[int], count: int, dtype: Any, more: Sequence[int] = ()
 ) -> tuple[Array, Array]:
-    """Standard normals (normals, count) and chi-square numbers (degrees, count), from one call of the
-    random generator: it takes seconds to compile, each time that it is called.
+    """Standard normals (normals, count) and chi-square numbers (degrees and more, count), from one call of the
+    random generator: it takes seconds to compile, each time that it is called. more: further degrees, which
+    leave all other numbers as they are.
 
     A chi-square of an even number of degrees is -2 log of a product of uniforms, of an odd number that
     plus the square of a normal. Many degrees take a rejection method instead.
     """
     few = max(degrees) <= FEW_DEGREES
-    odd = [k % 2 for k in degrees] if few else []
-    halves = [k // 2 for k in degrees] if few else []
-    bell = normals + sum(odd)
-    u = jax.lax.optimization_barrier(jax.random.uniform(key, (bell + sum(halves), count), dtype))
+    wanted = [*degrees, *more]
+    odd, halves = [k % 2 for k in wanted if few], [k // 2 for k in wanted if few]
+    bell, late = normals + sum(odd[: len(degrees)]), sum(odd[len(degrees) :])
+    u = jax.lax.optimization_barrier(jax.random.uniform(key, (bell + sum(halves) + late, count), dtype))
     edge = jnp.finfo(u.dtype).epsneg
-    bounded = jnp.clip(2 * u[:bell] - 1, edge - 1, 1 - edge)
+    to_bell = jnp.concatenate([u[:bell], u[u.shape[0] - late :]]) if late else u[:bell]
+    bounded = jnp.clip(2 * to_bell - 1, edge - 1, 1 - edge)
     z = jax.lax.optimization_barrier(jnp.sqrt(jnp.asarray(2, u.dtype)) * jax.scipy.special.erfinv(bounded))
     if not few:
-        wanted = jnp.asarray(degrees, u.dtype)[:, None]
-        return z, _chi_square(jax.random.fold_in(key, 1), wanted, (len(degrees), count))
+        found = [
+            _chi_square(jax.random.fold_in(key, number), jnp.asarray(some, u.dtype)[:, None], (len(some), count))
+            for number, some in enumerate((degrees, more), start=1)
+            if some
+        ]
+        return z, jnp.concatenate(found)
     chi_squares, at, square = [], bell, normals
     for is_odd, half in zip(odd, halves, strict=True):
         total = jnp.zeros(count, u.dtype)

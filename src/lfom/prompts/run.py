@@ -13,8 +13,8 @@ from lfom.core import checks
 from lfom.core.arrays import PROMPTS_LAST
 from lfom.core.methods import Algorithm
 from lfom.core.parameters import check_layers, leaves, replaced
-from lfom.core.problems import Examples, IterateProblem, Problem, Quadratic, Tokens
-from lfom.core.states import BOTH
+from lfom.core.problems import Examples, IterateProblem, JointGram, Problem, Quadratic, Tokens
+from lfom.core.states import VIEWS
 from lfom.core.unroll import unroll
 from lfom.prompts.prompt import Prompt, checked
 
@@ -34,8 +34,8 @@ class Trajectory(eqx.Module):
 def run(algorithm: Algorithm, prompt: Prompt | Problem, *, view: str | None = None) -> Trajectory:
     """Run a method on one prompt, on a batch of them, or on a Problem, and keep every step.
 
-    The view is the library's choice: iterates where they exist, tokens otherwise. Pass
-    view="tokens" or view="iterates" to insist. A Problem is its own view.
+    The view is the library's choice: iterates where they exist, else the joint Gram matrix, else tokens.
+    Pass view="iterates", "joint" or "tokens" to insist. A Problem is its own view.
 
     >>> from lfom import LinearRegression, gradient_descent
     >>> prompts = LinearRegression([1.0, 0.5], context=6).prompts(jax.random.key(0), 3)
@@ -48,7 +48,7 @@ def run(algorithm: Algorithm, prompt: Prompt | Problem, *, view: str | None = No
         return _on_problem(algorithm, prompt)
     prompt = checked(prompt)
     if view is not None:
-        checks.known("view", view, BOTH)
+        checks.known("view", view, VIEWS)
     elif not algorithm.views:
         view = "iterates"  # says why not
     return RUNNERS[view or algorithm.views[0]](algorithm, prompt)
@@ -98,8 +98,13 @@ def _on_iterates(algorithm: Algorithm, prompt: Prompt) -> Trajectory:
 
 
 @eqx.filter_jit
+def _on_joint(algorithm: Algorithm, prompt: Prompt) -> Trajectory:
+    return Trajectory(unroll(algorithm, JointGram.of(prompt))[:, 0], None, "joint")
+
+
+@eqx.filter_jit
 def _on_problem(algorithm: Algorithm, problem: Problem) -> Trajectory:
     return Trajectory(unroll(algorithm, problem), None, type(problem).__name__)
 
 
-RUNNERS = {"tokens": _on_tokens, "iterates": _on_iterates}
+RUNNERS = {"tokens": _on_tokens, "joint": _on_joint, "iterates": _on_iterates}

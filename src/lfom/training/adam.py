@@ -18,15 +18,20 @@ from lfom.core.compiler import jit_draws
 from lfom.core.methods import Algorithm
 from lfom.core.problems import Problem
 from lfom.core.unroll import last_residual
-from lfom.training.parameters import Parameters
+from lfom.core.vectors import Parameters
 from lfom.training.state import Phase, Setting, State
+
+BLOCK = 100  # steps at least between two looks at the host
 
 
 @dataclass(frozen=True)
 class Adam:
     """The protocol; the defaults are those of the paper's text and NOTES 2.14.
 
-    schedule: "constant", or "cosine" (down to zero over all steps).
+    schedule: "constant", or "cosine" (down to zero over all steps). warmup: so many of the steps at first, in
+    which the learning rate grows from zero. log: the gradient is that of the log of the batch's loss, so that
+    it does not fade with the loss. averaged: the query is averaged out where the distribution does so, instead
+    of one per prompt. resample: steps on one batch before another is drawn.
     """
 
     steps: int = 1_000
@@ -35,9 +40,11 @@ class Adam:
     learning_rate: float = 0.01
     clip: float = 0.01
     schedule: str = "constant"
+    warmup: int = 0
+    log: bool = False
+    averaged: bool = False
 
     # What a fit asks of a way to train (LeastSquares has the same).
-    needs_iterates: ClassVar[bool] = False
     chunk: ClassVar[int] = 2_000
     hold_out: ClassVar[float] = 0.0
     every_matrix: ClassVar[bool | None] = None
@@ -48,9 +55,18 @@ class Adam:
         checks.positive("learning_rate", self.learning_rate)
         checks.positive("clip", self.clip)
         checks.known("schedule", self.schedule, ("constant", "cosine"))
+        if not 0 <= self.warmup < self.steps:
+            raise checks.InputError(f"warmup is {self.warmup}: it is a part of the {self.steps} steps.")
 
     def __post_init__(self) -> None:
         self.__check_init__()
+
+    def check_view(self, view: str) -> None:
+        """Adam trains in every view; tokens hold one query."""
+        if self.averaged and view == "tokens":
+            raise checks.InputError(
+                "averaged is True, and this model is trained on tokens, which hold one query: leave it out."
+            )
 
     def begins_anew(self, start: str) -> bool:
         """Adam always begins from the model's own numbers."""
@@ -60,9 +76,13 @@ class Adam:
         return run_adam(phase, self, setting, state)
 
     def optimiser(self) -> optax.GradientTransformation:
-        rate = self.learning_rate
+        rate: Any = self.learning_rate
         if self.schedule == "cosine":
-            return optax.adam(optax.cosine_decay_schedule(rate, self.steps))
+            rate = optax.cosine_decay_schedule(rate, self.steps - self.warmup)
+        if self.warmup:
+            rising = optax.linear_schedule(0.0, self.learning_rate, self.warmup)
+            flat = rate if callable(rate) else optax.constant_schedule(rate)
+            rate = optax.join_schedules([rising, flat], [self.warmup])
         return optax.adam(rate)
 
 
@@ -79,48 +99,60 @@ def mean_loss(model: Algorithm, prompts: Problem, active: Float[Array, " depth"]
 
 
 def make_block(parameters: Parameters, adam: Adam) -> Callable:
-    """block(vectors (runs, depths, all), state, actives (depths, L), prompts of each run):
-    `resample` steps on one batch. Returns the new vectors and state, and the losses (runs,
-    depths, 2) of the block's first and last step."""
+    """block(vectors (runs, depths, all), state, actives (depths, L), prompts (batches, runs, ...)): `resample`
+    steps on each of these batches. Returns the new vectors and state, and the losses (runs, depths, 2) of the
+    block's first and last step."""
     optimiser, index, groups = adam.optimiser(), parameters.index, parameters.groups
 
-    def one_model(vector: Array, state: Any, active: Array, prompts: Problem) -> Any:
+    def on_batch(vector: Array, state: Any, active: Array, prompts: Problem) -> Any:
         def loss_of(trained: Array) -> Array:
             return mean_loss(parameters.assemble(vector, trained), prompts, active)
 
         def step(carry: Any, _: None) -> Any:
             trained, state = carry
             loss, gradient = jax.value_and_grad(loss_of)(trained)
+            if adam.log:
+                gradient = gradient / loss
             updates, state = optimiser.update(clip_groups(gradient, groups, adam.clip), state, trained)
             return (optax.apply_updates(trained, updates), state), loss
 
         (trained, state), losses = jax.lax.scan(step, (vector[index], state), None, length=adam.resample)
         return vector.at[index].set(trained), state, losses[jnp.array([0, -1])]
 
-    def block(vectors: Array, state: Any, actives: Array, prompts: Problem) -> Any:
+    def block(vectors: Array, state: Any, actives: Array, batches: Problem) -> Any:
         """All models as one batch axis: a vmapped axis of size 1 costs XLA's CPU compiler the layout
         with prompts last (measured 20 times slower), so such axes are taken away."""
         runs, depths = vectors.shape[:2]
+        active = jnp.tile(actives, (runs, 1))
+
+        def one_batch(models: Any, prompts: Problem) -> Any:
+            each = prompts if depths == 1 else jax.tree.map(lambda a: jnp.repeat(a, depths, axis=0), prompts)
+            if runs * depths > 1:
+                *models, losses = jax.vmap(on_batch)(*models, active, each)
+                return tuple(models), losses
+            *models, losses = on_batch(*jax.tree.map(lambda a: a[0], (*models, active, each)))
+            return jax.tree.map(lambda a: a[None], (tuple(models), losses))
+
         flat = jax.tree.map(lambda a: a.reshape(runs * depths, *a.shape[2:]), (vectors, state))
-        per_model = (
-            *flat,
-            jnp.tile(actives, (runs, 1)),
-            prompts if depths == 1 else jax.tree.map(lambda a: jnp.repeat(a, depths, axis=0), prompts),
-        )
-        if runs * depths == 1:
-            found = one_model(*jax.tree.map(lambda a: a[0], per_model))
-            found = jax.tree.map(lambda a: a[None], found)
+        if jax.tree.leaves(batches)[0].shape[0] == 1:
+            models, losses = one_batch(flat, jax.tree.map(lambda a: a[0], batches))
         else:
-            found = jax.vmap(one_model)(*per_model)
-        return jax.tree.map(lambda a: a.reshape(runs, depths, *a.shape[1:]), found)
+            models, losses = jax.lax.scan(one_batch, flat, batches)
+            losses = jnp.stack([losses[0, :, 0], losses[-1, :, 1]], axis=-1)
+        return jax.tree.map(lambda a: a.reshape(runs, depths, *a.shape[1:]), (*models, losses))
 
     return jax.jit(block)
 
 
 @jit_draws
-def _batches(source: Any, keys: Array, size: int) -> Problem:
-    """One batch per run."""
-    return jax.vmap(lambda one, key: source.batch(one, key, size))(source.arrays, keys)
+def _batches(source: Any, keys: Array, size: int, count: int, averaged: bool) -> Problem:
+    """`count` batches per run, (count, runs, ...)."""
+
+    def one(number: Array) -> Problem:
+        own = keys if count == 1 else jax.vmap(lambda key: jax.random.fold_in(key, number))(keys)
+        return jax.vmap(lambda arrays, key: source.batch(arrays, key, size, averaged))(source.arrays, own)
+
+    return jax.lax.map(one, jnp.arange(count))
 
 
 def run_adam(phase: Phase, adam: Adam, setting: Setting, state: State) -> State:
@@ -135,17 +167,20 @@ def run_adam(phase: Phase, adam: Adam, setting: Setting, state: State) -> State:
     else:  # Adam's moments and counts begin at zero
         leaves = [as_array(np.zeros(leaf.shape, leaf.dtype)) for leaf in leaves]
     moments = jax.tree.unflatten(structure, leaves)
-    while state.step * adam.resample < adam.steps:
-        batch = _batches(setting.source, setting.keys(state.phase, state.step), adam.batch)
-        vectors, moments, losses = block(vectors, moments, setting.actives, batch)
+    count = max(BLOCK // adam.resample, 1)
+    steps = count * adam.resample
+    while state.step * steps < adam.steps:
+        keys = setting.keys(state.phase, state.step)
+        batches = _batches(setting.source, keys, adam.batch, count, adam.averaged)
+        vectors, moments, losses = block(vectors, moments, setting.actives, batches)
         losses = np.asarray(losses, np.float64)
         if not (np.isfinite(losses).all() and np.isfinite(np.asarray(vectors)).all()):
-            raise setting.diverged(losses.sum(axis=-1), state, f"Adam step {state.step * adam.resample}")
+            raise setting.diverged(losses.sum(axis=-1), state, f"Adam step {state.step * steps}")
         record = {
             "phase": phase.name,
             "number": state.phase,
             "level": 0,
-            "step": (state.step + 1) * adam.resample,
+            "step": (state.step + 1) * steps,
             "prompts": adam.batch,
             "log_loss": np.log(np.maximum(losses[..., -1], 1e-300)).tolist(),
         }

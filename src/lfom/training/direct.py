@@ -13,7 +13,7 @@ from lfom.core.arrays import as_array
 from lfom.core.problems import Problem
 from lfom.core.threads import in_threads
 from lfom.core.unroll import last_answer, last_residual
-from lfom.training.parameters import Parameters
+from lfom.core.vectors import Parameters
 from lfom.training.state import Setting
 
 Draw = Callable[[Any, Array, Array], Problem]  # (source, key, number of the chunk) -> prompts

@@ -195,10 +195,13 @@ def _draw(
     source: Any, key: Array, index: Array, run: Array, chunk: int, views: tuple[str, ...]
 ) -> dict[str, Problem]:
     key = jax.random.fold_in(jax.random.fold_in(key, index), run)
-    if views == ("iterates",):
+    if "tokens" in views:
+        drawn = source.prompts(key, chunk)
+        return {view: OF_PROMPT[view](drawn) for view in views}
+    if "joint" not in views:
         return {"iterates": source.quadratics(key, chunk)}
-    drawn = source.prompts(key, chunk)
-    return {view: OF_PROMPT[view](drawn) for view in views}
+    joints = source.joints(key, chunk)
+    return {view: joints if view == "joint" else joints.as_quadratic() for view in views}
 
 
 def evaluate_on(methods: Mapping[str, Any], sets: Quadratic, chunk: int = 2_000) -> dict[str, Score]:

@@ -22,13 +22,17 @@ from lfom.core.checks import InputError
 from lfom.core.methods import Algorithm
 from lfom.core.parameters import check_dimension, check_layers
 from lfom.core.parameters import kinds as kinds_of
-from lfom.core.runs import PerRun, by_run
+from lfom.core.runs import PerRun, by_run, common_runs
 from lfom.training.adam import Adam
 from lfom.training.least_squares import LeastSquares
-from lfom.training.parameters import Parameters, from_vector, parameters, vector_of
+from lfom.core.vectors import Parameters, from_vector, parameters, vector_of
 from lfom.training.sources import sources
 from lfom.training.state import Phase, Setting, State, Tick, Watch
 
+FROM_RANDOM = {  # what attention of any kind is trained with; measured in docs/design.md
+    "joint": Adam(10_000, 500, 1, 0.01, 1.0, "cosine", warmup=500, log=True, averaged=True),
+    "tokens": Adam(10_000, 500, 1, 0.003, 1.0, "cosine", warmup=500, log=True),
+}
 LEAST_SQUARES_UP_TO = 1_500  # parameters: beyond this J^T J is too large, and Adam is used
 
 
@@ -75,13 +79,13 @@ class Fit:
 
 
 def fit(
-    model: Algorithm,
+    model: Any,
     data: Any,
     *,
     key: Array,
     depths: Sequence[int] | None = None,
     train: Sequence[str] | Sequence[Sequence[str]] | None = None,
-    optimiser: LeastSquares | Adam | None = None,
+    optimiser: LeastSquares | Adam | Sequence[LeastSquares | Adam] | None = None,
     start: str = "data",
     watch: Watch | None = None,
     tick: Tick | None = None,
@@ -89,14 +93,15 @@ def fit(
 ) -> Fit:
     """Train `model` on `data`, for every run in it and every depth at once.
 
-    data: a Distribution, or prompts (a batch, or a Quadratic with prompts on its last axis); for
+    model: one, from whose numbers every run begins, or one per run (a list, or PerRun). data: a Distribution, or prompts (a batch, or a Quadratic with prompts on its last axis); for
     several runs a list of these, or PerRun.
     depths: train the first L layers for each L; by default the whole model.
     train: the kinds of parameters that are free (A, B, coefficients, gates, or a kind of your own), the
     others stay as they are; a sequence of such lists trains one after the other (Appendix D: A, then
     Gamma). By default all are free.
-    optimiser: LeastSquares or Adam; by default least squares where the parameters are few. A model that only
-    reads tokens is trained by Adam, with one query per prompt.
+    optimiser: LeastSquares or Adam, or several, each of which goes on where the one before it ended; by default
+    least squares where the parameters are few. A model that only reads tokens is trained by Adam, with one
+    query per prompt.
     start: "data" starts least squares from the scale of a few prompts, "model" from the model's
     own numbers. Adam always starts from the model.
     watch: called after every pass with the state and a record of it. tick: called inside a pass with
@@ -109,22 +114,24 @@ def fit(
     1
     """
     begun = time.perf_counter()
+    models = _each(model)
+    model = models[0]
     wanted = _depths(model, depths)
     if optimiser is None:
         optimiser = default_optimiser(model, _groups_of(train)[0])
+    optimisers = _optimisers(optimiser)
     view = trained_view(model)
-    if view == "tokens" and optimiser.needs_iterates:
-        raise InputError(
-            "least squares needs the iterate view, and this model only reads tokens: train it with optimiser=Adam(...)."
-        )
+    for one in optimisers:
+        one.check_view(view)
     check_layers(model, model.depth)
-    source = sources(data, chunk=optimiser.chunk, hold_out=optimiser.hold_out, view=view)
+    chunk, hold_out = min(one.chunk for one in optimisers), max(one.hold_out for one in optimisers)
+    source = sources(_for_runs(data, models), chunk=chunk, hold_out=hold_out, view=view)
     check_dimension(model, source.dimension)
     phases = plan(model, train, optimiser, start, data)
     setting = Setting(source, wanted, model.depth, key, watch, tick)
     state = resume
     if state is None:
-        state = State(0, 0, 0, _initial(model, phases[0].parameters, setting, optimiser, start))
+        state = State(0, 0, 0, _initial(models, setting, optimisers[0], start))
     for index in range(state.phase, len(phases)):
         phase = phases[index]
         if phase.optimiser is not None:
@@ -137,10 +144,28 @@ def fit(
     )
 
 
+def _each(model: Any) -> list[Algorithm]:
+    runs = by_run(model)
+    return [model] if runs is None else runs.each()
+
+
+def _for_runs(data: Any, models: list[Algorithm]) -> Any:
+    """The data of every run, where there is a model for each."""
+    runs = common_runs(model=models if len(models) > 1 else None, data=data)
+    return [data] * runs if by_run(data) is None and runs > 1 else data
+
+
+def _optimisers(optimiser: Any) -> list[LeastSquares | Adam]:
+    """One, several, or the default of `plan`."""
+    if optimiser is None:
+        return [LeastSquares()]
+    return [optimiser] if isinstance(optimiser, LeastSquares | Adam) else list(optimiser)
+
+
 def plan(
     model: Algorithm,
     train: Any = None,
-    optimiser: LeastSquares | Adam | None = None,
+    optimiser: LeastSquares | Adam | Sequence[LeastSquares | Adam] | None = None,
     start: str = "data",
     data: Any = None,
 ) -> list[Phase]:
@@ -148,19 +173,20 @@ def plan(
     runs = by_run(data)
     one_matrix_is_enough = getattr(data if runs is None else runs.stacked, "has_one_matrix", False)
     checks.known("start", start, ("data", "model"))
-    optimiser = LeastSquares() if optimiser is None else optimiser
     phases: list[Phase] = []
-    for kinds in _groups_of(train):
-        name = "all" if kinds is None or set(kinds) >= set(kinds_of(model)) else " and ".join(kinds)
-        first = model.begin(as_array(np.zeros(model.depth, np.float32)))
-        narrower = bool(jax.tree.structure(first) != jax.tree.structure(model))  # type: ignore[operator]
-        if narrower and optimiser.begins_anew(start) and (kinds is None or "A" in kinds):
-            phases.append(Phase(f"{name}, one matrix", parameters(first, kinds), optimiser))
-            frees = not one_matrix_is_enough if optimiser.every_matrix is None else optimiser.every_matrix
-            every = parameters(model, kinds)
-            phases.append(Phase(f"{name}, every matrix", every, optimiser if frees else None, careful=True))
-        else:
-            phases.append(Phase(name, parameters(model, kinds), optimiser))
+    for number, one in enumerate(_optimisers(optimiser)):
+        for kinds in _groups_of(train):
+            name = "all" if kinds is None or set(kinds) >= set(kinds_of(model)) else " and ".join(kinds)
+            first = model.begin(as_array(np.zeros(model.depth, np.float32)))
+            narrower = bool(jax.tree.structure(first) != jax.tree.structure(model))  # type: ignore[operator]
+            anew = number == 0 and one.begins_anew(start)
+            if narrower and anew and (kinds is None or "A" in kinds):
+                phases.append(Phase(f"{name}, one matrix", parameters(first, kinds), one))
+                frees = not one_matrix_is_enough if one.every_matrix is None else one.every_matrix
+                every = parameters(model, kinds)
+                phases.append(Phase(f"{name}, every matrix", every, one if frees else None, careful=True))
+            else:
+                phases.append(Phase(name, parameters(model, kinds), one))
     return phases
 
 
@@ -179,9 +205,12 @@ def _depths(model: Algorithm, depths: Sequence[int] | None) -> tuple[int, ...]:
 
 
 def default_optimiser(model: Algorithm, train: Any = None) -> LeastSquares | Adam:
-    """Least squares where the parameters are few and the model runs on iterates, otherwise Adam."""
-    few = parameters(model, train).size <= LEAST_SQUARES_UP_TO
-    return LeastSquares() if few and trained_view(model) == "iterates" else Adam(10_000, schedule="cosine")
+    """Least squares where the parameters are few and the model runs on iterates, otherwise Adam: from the random
+    numbers that attention with any P and Q begins with, least squares does not find its way."""
+    view = trained_view(model)
+    if view == "iterates" and parameters(model, train).size <= LEAST_SQUARES_UP_TO:
+        return LeastSquares()
+    return Adam(10_000, schedule="cosine") if view == "iterates" else FROM_RANDOM[view]
 
 
 def trained_view(model: Algorithm) -> str:
@@ -206,13 +235,13 @@ def _groups_of(train: Any) -> list[tuple[str, ...] | None]:
     return [(item,) if isinstance(item, str) else tuple(item) for item in items]
 
 
-def _initial(model: Algorithm, first: Parameters, setting: Setting, optimiser: Any, start: str) -> np.ndarray:
+def _initial(models: list[Algorithm], setting: Setting, optimiser: Any, start: str) -> np.ndarray:
     """The starting vectors (runs, depths, all)."""
-    runs = setting.source.runs
+    runs, depths = setting.source.runs, len(setting.depths)
     if not optimiser.begins_anew(start):
-        vector = vector_of(model)
-        return np.broadcast_to(vector, (runs, len(setting.depths), vector.size)).copy()
-    mean_gram = setting.pilot.mean_gram
+        own = np.stack([vector_of(model) for model in models])[:, None]
+        return np.broadcast_to(own, (runs, depths, own.shape[-1])).copy()
+    mean_gram, model = setting.pilot.mean_gram, models[0]
     size = mean_gram.shape[1] / np.einsum("rii->r", mean_gram)  # one over the mean eigenvalue
     jitter = np.asarray(jax.random.uniform(jax.random.fold_in(setting.key, 7), (runs, setting.depth)))
     rows = []
@@ -221,7 +250,7 @@ def _initial(model: Algorithm, first: Parameters, setting: Setting, optimiser: A
             scales = np.zeros(setting.depth)
             scales[:depth] = size[run] * model.first_steps(depth) * (1 + 0.05 * jitter[run, :depth])
             rows.append(vector_of(model.begin(as_array(scales.astype(np.float32)))))
-    return np.stack(rows).reshape(runs, len(setting.depths), -1)
+    return np.stack(rows).reshape(runs, depths, -1)
 
 
 def _convert(before: Parameters, after: Parameters, vectors: np.ndarray) -> np.ndarray:

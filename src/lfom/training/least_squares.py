@@ -9,7 +9,7 @@ compiled loops, so memory does not grow with their number. Runs and depths are b
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from jax import Array
@@ -18,6 +18,7 @@ from lfom.core import checks
 from lfom.core.checks import InputError
 from lfom.training.direct import Direct
 from lfom.training.krylov import Krylov, has_krylov_view
+from lfom.training.spectral import PROMPTS, has_spectral_view, matrices_of, matrix_phase, spectral_state
 from lfom.training.state import Phase, Setting, State
 
 DAMPING = (1e-6, 1e-3, 1e-2, 1e-1, 1.0)  # steps tried, relative to diag(J^T J)
@@ -49,8 +50,6 @@ class LeastSquares:
     every_matrix: bool | None = None
     prompts: float = 1.0
 
-    needs_iterates: ClassVar[bool] = True
-
     def __check_init__(self) -> None:
         checks.count("chunk", self.chunk)
         if not 0 <= self.hold_out < 1:
@@ -66,11 +65,21 @@ class LeastSquares:
     def __post_init__(self) -> None:
         self.__check_init__()
 
+    def check_view(self, view: str) -> None:
+        """Residuals of tokens are not a function of few moments, and their queries cannot be averaged out."""
+        if view == "tokens":
+            raise InputError(
+                "least squares needs the iterate view or the joint view, and this model only reads tokens: train it with "
+                "optimiser=Adam(...)."
+            )
+
     def begins_anew(self, start: str) -> bool:
         """Whether training begins from the scale of a few prompts instead of the model's own numbers."""
         return start == "data"
 
     def run(self, phase: Phase, setting: Setting, state: State) -> State:
+        if has_spectral_view(phase, setting) and self.begins_anew("data") and not state.history:
+            return _spectral(phase, self, setting, state)
         return run_least_squares(phase, self, setting, state)
 
     def levels(self, model: Any, depth: int, d: int) -> tuple[int, int]:
@@ -84,6 +93,22 @@ class LeastSquares:
         first = int(first * self.prompts) if self.first is None else self.first
         last = int(last * self.prompts) if self.last is None else self.last
         return min(first, last), last
+
+
+def _spectral(phase: Phase, options: LeastSquares, setting: Setting, state: State) -> State:
+    """GD++ in spectral coordinates, where M can be found; else by passes."""
+    before, fewer, first = matrix_phase(phase, setting)
+    vectors = run_least_squares(before, options, fewer, first).vectors
+    matrices = matrices_of(before, vectors, setting.source.dimension)
+    if matrices is None:
+        return run_least_squares(phase, options, setting, state)
+    if setting.tick:
+        setting.tick(0.3)
+    prompts = int(PROMPTS * options.prompts) if options.last is None else options.last
+    found, record = spectral_state(phase, setting, state, matrices, prompts)
+    if setting.watch:
+        setting.watch(found, record)
+    return found
 
 
 @runtime_checkable

@@ -1,5 +1,6 @@
 """Where a fit takes its prompts from: distributions, or fixed sets; one per run; as what the model's view reads."""
 
+import dataclasses
 from typing import Any
 
 import equinox as eqx
@@ -10,12 +11,20 @@ from jax import Array
 
 from lfom.core.arrays import as_array
 from lfom.core.checks import InputError, count
-from lfom.core.problems import Problem, Quadratic, Tokens
+from lfom.core.problems import JointGram, Problem, Quadratic, Tokens
 from lfom.core.runs import PerRun, by_run, stack, take
 from lfom.prompts.distributions import Distribution
 from lfom.prompts.prompt import Prompt
 
-OF_PROMPT = {"iterates": Quadratic.of, "tokens": Tokens.of}  # a prompt as what a view reads
+# A prompt as what a view reads.
+OF_PROMPT: dict[str, Any] = {"iterates": Quadratic.of, "joint": JointGram.of, "tokens": Tokens.of}
+
+
+def draw_batch(distribution: Distribution, key: Array, size: int, view: str) -> Problem:
+    """Prompts as what a view reads, the query averaged out where the distribution does so."""
+    if view == "tokens":
+        return Tokens.of(distribution.prompts(key, size))
+    return distribution.joints(key, size) if view == "joint" else distribution.quadratics(key, size)
 
 
 class Fresh(eqx.Module):
@@ -51,11 +60,13 @@ class Fresh(eqx.Module):
         judges = -(-chunks // 2)
         return range(chunks), range(chunks, chunks + judges), judges * self.chunk
 
-    def draw(self, arrays: Any, key: Array, chunk: Array) -> Quadratic:
-        return self._whole(arrays).quadratics(jax.random.fold_in(key, chunk), self.chunk)
+    def draw(self, arrays: Any, key: Array, chunk: Array) -> Problem:
+        return draw_batch(self._whole(arrays), jax.random.fold_in(key, chunk), self.chunk, self.view)
 
-    def batch(self, arrays: Any, key: Array, size: int) -> Problem:
-        """A batch with one sampled query per prompt, as in the paper's training."""
+    def batch(self, arrays: Any, key: Array, size: int, averaged: bool = False) -> Problem:
+        """A batch with one sampled query per prompt, as in the paper's training, or with the query averaged out."""
+        if averaged:
+            return draw_batch(self._whole(arrays), key, size, self.view)
         return OF_PROMPT[self.view](self._whole(arrays).prompts(key, size))
 
 
@@ -63,7 +74,7 @@ class Fixed(eqx.Module):
     """A set of prompts per run, cut into chunks: arrays (runs, chunks, ..., chunk). The last
     chunk is filled up with empty prompts, whose residuals are zero."""
 
-    chunks: Quadratic
+    chunks: Quadratic | JointGram
     prompts: int = eqx.field(static=True)
     chunk: int = eqx.field(static=True)
     training: int = eqx.field(static=True)  # chunks that are trained on; the others judge steps
@@ -75,11 +86,11 @@ class Fixed(eqx.Module):
 
     @property
     def runs(self) -> int:
-        return int(self.chunks.moment.shape[0])
+        return int(self.chunks.target.shape[0])
 
     @property
     def dimension(self) -> int:
-        return int(self.chunks.moment.shape[2])
+        return int(self.chunks.probe.shape[3])
 
     @property
     def is_fixed(self) -> bool:
@@ -88,17 +99,17 @@ class Fixed(eqx.Module):
     def ranges(self, prompts: int) -> tuple[range, range, int]:
         """The whole set, whatever number was asked for."""
         training = range(self.training)
-        total = self.chunks.moment.shape[1]
+        total = self.chunks.target.shape[1]
         return (
             (training, range(self.training, total), self.held)
             if self.held
             else (training, training, self.prompts)
         )
 
-    def draw(self, chunks: Any, key: Array, chunk: Array) -> Quadratic:
+    def draw(self, chunks: Any, key: Array, chunk: Array) -> Problem:
         return jax.tree.map(lambda a: a[chunk], chunks)
 
-    def batch(self, chunks: Any, key: Array, size: int) -> Quadratic:
+    def batch(self, chunks: Any, key: Array, size: int, averaged: bool = False) -> Problem:
         """A random subset of the set, or all of it."""
         whole = jax.tree.map(lambda a: jnp.moveaxis(a, 0, -2).reshape(*a.shape[1:-1], -1), chunks)
         if size >= self.prompts:
@@ -129,7 +140,7 @@ class FixedTokens(eqx.Module):
     def is_fixed(self) -> bool:
         return True
 
-    def batch(self, tokens: Any, key: Array, size: int) -> Tokens:
+    def batch(self, tokens: Any, key: Array, size: int, averaged: bool = False) -> Tokens:
         """A random subset of the set, or all of it."""
         prompts = tokens.Z_0.shape[0]
         if size >= prompts:
@@ -148,31 +159,34 @@ def sources(data: Any, *, chunk: int, hold_out: float, view: str = "iterates") -
         return Fresh(take(data, None) if runs is None else runs.stacked, chunk, view)
     items = [data] if runs is None else runs.each()
     if view == "tokens":
-        return FixedTokens(stack([Tokens.of(_one_batch(item)) for item in items]), chunk)
-    return _fixed([_as_quadratics(item) for item in items], chunk, hold_out)
+        return FixedTokens(stack([Tokens.of(_one_batch(item, view)) for item in items]), chunk)
+    return _fixed([_prompts_last(item, view) for item in items], chunk, hold_out)
 
 
-def _one_batch(item: Any) -> Prompt:
+def _one_batch(item: Any, view: str) -> Prompt:
     if not isinstance(item, Prompt):
         raise InputError(
-            f"data is a {type(item).__name__}: this model reads tokens, so pass a Distribution or prompts."
+            f"data is a {type(item).__name__}: this model is trained in the view {view!r}, so pass a Distribution or prompts."
         )
     return item if item.batched else jax.tree.map(lambda a: a[None], item)
 
 
-def _as_quadratics(item: Any) -> Quadratic:
+LAST = {"iterates": Quadratic, "joint": JointGram}  # problems with prompts on the last axis
+
+
+def _prompts_last(item: Any, view: str) -> Any:
     if isinstance(item, Prompt):
-        return Quadratic.of(_one_batch(item))
-    if isinstance(item, Quadratic) and item.moment.ndim == 2:
+        return OF_PROMPT[view](_one_batch(item, view))
+    if isinstance(item, LAST[view]) and item.target is not None and item.target.ndim == 2:
         return item
     raise InputError(
-        f"data is a {type(item).__name__}: pass a Distribution, a batch of prompts, a Quadratic with "
+        f"data is a {type(item).__name__}: pass a Distribution, a batch of prompts, a {LAST[view].__name__} with "
         "prompts on its last axis, or a list of these, one per run."
     )
 
 
-def _fixed(sets: list[Quadratic], chunk: int, hold_out: float) -> Fixed:
-    sizes = {item.moment.shape[-1] for item in sets}
+def _fixed(sets: list[Any], chunk: int, hold_out: float) -> Fixed:
+    sizes = {item.target.shape[-1] for item in sets}
     if len(sizes) > 1:
         raise InputError(f"the runs' sets hold {sorted(sizes)} prompts: give every run the same number.")
     prompts = count("number of prompts", sizes.pop())
@@ -190,18 +204,16 @@ def _fixed(sets: list[Quadratic], chunk: int, hold_out: float) -> Fixed:
         counts.append(len(padded))
     indices = np.stack(order)
 
-    def cut(values: np.ndarray) -> np.ndarray:
-        taken = values[..., np.maximum(indices, 0)] * (indices >= 0)
-        return np.moveaxis(taken, -2, 0).astype(values.dtype)
-
-    def one(item: Quadratic) -> Quadratic:
+    def cut(array: Any) -> Array:
         """On the host: nothing is compiled for it."""
-        gram, moment, probe, target = (
-            np.asarray(a) for a in (item.gram, item.moment, item.probe, item.target)
-        )
+        values = np.asarray(array)
+        taken = values[..., np.maximum(indices, 0)] * (indices >= 0)
+        return as_array(np.moveaxis(taken, -2, 0).astype(values.dtype))  # with an axis of chunks in front
+
+    def one(item: Any) -> Any:
+        probe = np.asarray(item.probe)
         if probe.ndim == 2:
             probe = np.broadcast_to(probe[..., None], (*probe.shape, prompts))
-        parts: Any = [as_array(cut(a)) for a in (gram, moment, probe, target)]
-        return jax.tree.unflatten(jax.tree.structure(item), parts)  # with an axis of chunks in front
+        return jax.tree.map(cut, dataclasses.replace(item, probe=probe))
 
     return Fixed(stack([one(item) for item in sets]), prompts, size, counts[0], held)

@@ -12,7 +12,7 @@ from jax import Array
 
 from lfom.core.arrays import as_array
 from lfom.core.compiler import jit_draws
-from lfom.training.parameters import Parameters
+from lfom.core.vectors import Parameters
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,10 @@ class Pilot:
 
 @jit_draws
 def _first_grams(source: Any, keys: Array) -> Array:
-    return jax.vmap(lambda arrays, key: source.draw(arrays, key, jnp.asarray(0)).gram)(source.arrays, keys)
+    def one(arrays: Any, key: Array) -> Array:
+        return source.draw(arrays, key, jnp.asarray(0)).as_quadratic().gram
+
+    return jax.vmap(one)(source.arrays, keys)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,108 @@
+"""The best that GD++ can do on a distribution: A_l = a_l M, B_l = b_l I, without memory or with a bank of numbers.
+
+There is no closed form. The few numbers are fitted to the eigenvalues of sampled prompts (lfom.limits.spectral),
+the loss is that of other prompts.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+from jax import Array
+from jaxtyping import PRNGKeyArray
+
+from lfom.core import checks
+from lfom.core.arrays import as_array, default_dtype
+from lfom.core.coefficients import Pair, Scalar
+from lfom.core.memories import Bank, Forget, Memory
+from lfom.core.methods import Method
+from lfom.core.preconditioners import Scaled, Shared
+from lfom.core.readers import Gradient
+from lfom.core.vectors import vector_of
+from lfom.limits.spectral import Fitted, Spectra, fitted_depths, joined, spectra
+from lfom.prompts.distributions import Distribution
+
+MEMORIES = ("none", "scalar", "pair")
+
+
+class FittedOptimum(eqx.Module):
+    """The best numbers of one depth.
+
+    method: the method itself. loss: its mean loss on prompts that it was not fitted to; stderr: the standard
+    error of that; prompts: their number.
+    """
+
+    method: Method
+    loss: float = eqx.field(static=True)
+    stderr: float = eqx.field(static=True)
+    prompts: int = eqx.field(static=True)
+
+    @property
+    def depth(self) -> int:
+        return self.method.depth
+
+    def as_algorithm(self) -> Method:
+        """What is run to score it."""
+        return self.method
+
+    @property
+    def log_loss(self) -> float:
+        return math.log(self.loss)
+
+    @property
+    def log_stderr(self) -> float:
+        return self.stderr / self.loss
+
+
+def template(memory: str, depth: int) -> Method:
+    """GD++ with A_l = a_l and B_l = b_l, as it acts on one eigenvalue, before anything is fitted."""
+    own, eye = np.ones(depth), np.eye(depth)
+    memories: dict[str, Memory] = {
+        "none": Forget(own),
+        "scalar": Bank(Scalar(eye), False),
+        "pair": Bank(Pair(eye, eye.copy()), False),
+    }
+    return Method(Gradient(Scaled(own.copy()), Scaled(0.5 * own)), memories[memory], depth)
+
+
+def gdpp_optima(
+    distribution: Distribution,
+    depths: Sequence[int],
+    key: PRNGKeyArray,
+    *,
+    preconditioner: Any = None,
+    memory: str = "none",
+    prompts: int = 200_000,
+    chunk: int = 20_000,
+) -> dict[int, FittedOptimum]:
+    """The best of GD++ for several depths, from the same prompts: see lfom.sampled_optimum."""
+    checks.known("memory", memory, MEMORIES)
+    depths = [checks.count("depth", depth) for depth in depths]
+    d = distribution.dimension
+    M = np.eye(d) if preconditioner is None else np.asarray(preconditioner, np.float64)
+    chunk = min(checks.count("chunk", chunk), max(prompts // 2, 1))
+    keys = jax.random.split(key, 2 * max(prompts // (2 * chunk), 1))
+    parts = [spectra(distribution.quadratics(one, chunk), M) for one in keys]
+    train, judge = joined(parts[: len(keys) // 2]), joined(parts[len(keys) // 2 :])
+    fitted = fitted_depths([template(memory, depth) for depth in range(1, max(depths) + 1)], train, judge)
+    return {depth: _scored(fitted[depth - 1], judge, M) for depth in depths}
+
+
+def _scored(found: Method, judge: Spectra, M: np.ndarray) -> FittedOptimum:
+    losses = Fitted(found).losses(vector_of(found), judge)
+    stderr = float(losses.std() / math.sqrt(len(losses)))
+    return FittedOptimum(with_matrix(found, as_array(M.astype(default_dtype()))), float(losses.mean()), stderr, len(losses))
+
+
+def with_matrix(found: Method, M: Array) -> Method:
+    """The method for d unknowns: the same numbers, and M."""
+    numbers = _as_arrays(found)
+    reader = Gradient(Shared(numbers.reader.A.scale, M), numbers.reader.B)
+    return Method(reader, numbers.memory, found.depth)
+
+
+def _as_arrays(method: Method) -> Any:
+    return jax.tree.map(lambda a: as_array(np.asarray(a, default_dtype())), method)

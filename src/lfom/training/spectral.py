@@ -1,0 +1,120 @@
+"""GD++ at the optimum of its class: M from the Krylov view of the same model without B, then the few numbers of all
+layers, fitted to the eigenvalues of prompts (lfom.limits.spectral)."""
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from lfom.core.arrays import as_array
+from lfom.core.compiler import jit_draws
+from lfom.core.memories import Forget
+from lfom.core.methods import Method
+from lfom.core.parameters import widened
+from lfom.core.preconditioners import Shared
+from lfom.core.problems import Quadratic
+from lfom.core.readers import Gradient
+from lfom.core.vectors import from_vector, parameters, vector_of
+from lfom.limits.spectral import Fitted, Spectra, fitted_depths, joined, spectra
+from lfom.training.state import Phase, Setting, State
+
+PROMPTS = 100_000  # that the numbers are fitted to; half as many judge
+LAYERS = 3  # at most, of the model that finds M
+
+
+def has_spectral_view(phase: Phase, setting: Setting) -> bool:
+    """Whether its layers act on eigenvalues: GD++ with one matrix and numbers, all of them trained, on fresh prompts."""
+    model = phase.parameters.template
+    acts = model.moves_covariates and model.on_eigenvalues is not None
+    return acts and not setting.source.is_fixed and phase.parameters.size == parameters(model).size
+
+
+def matrix_phase(phase: Phase, setting: Setting) -> tuple[Phase, Setting, State]:
+    """What finds M: the same reader with B = 0 and without memory, of few layers, in the Krylov view."""
+    model = phase.parameters.template
+    layers = min(max(setting.depths), LAYERS)
+    bare = Method(Gradient(model.reader.A), Forget(as_array(np.ones(model.depth, np.float32))), model.depth)
+    mean_gram = setting.pilot.mean_gram
+    size = mean_gram.shape[1] / np.einsum("rii->r", mean_gram)  # one over the mean eigenvalue
+    sizes = np.pad(bare.first_steps(layers), (0, model.depth - layers)) * size[:, None]
+    vectors = np.stack([vector_of(bare.begin(as_array(own.astype(np.float32)))) for own in sizes])[:, None]
+    fewer = replace(setting, depths=(layers,), watch=None)
+    return Phase(f"{phase.name}: M", parameters(bare), phase.optimiser), fewer, State(0, 0, 0, vectors)
+
+
+def matrices_of(phase: Phase, vectors: np.ndarray, d: int) -> np.ndarray | None:
+    """M of every run, (runs, d, d); None where one is not positive definite."""
+    found = []
+    for vector in vectors[:, 0]:
+        half = from_vector(phase.parameters.template, vector).reader.A.common
+        M = np.eye(d) if half is None else np.asarray(half, np.float64)
+        found.append((M + M.T) / 2)
+    return np.stack(found) if np.linalg.eigvalsh(found).min() > 0 else None
+
+
+def spectral_state(
+    phase: Phase, setting: Setting, state: State, matrices: np.ndarray, prompts: int
+) -> tuple[State, dict[str, Any]]:
+    """The fitted models of every run and depth. The first run looks for the best of all starts; the others begin
+    with what it found, which their own prompts then decide."""
+    template, depths = phase.parameters.template, setting.depths
+    plain = template.on_eigenvalues
+    templates = [_cut(plain, depth) for depth in range(1, max(depths) + 1)]
+    known: list[Method] = []
+    rows, losses = [], []
+    for run in range(setting.source.runs):
+        train, judge = (_drawn(setting, state, run, matrices[run], prompts, half) for half in range(2))
+        if known:
+            known = [
+                from_vector(one, Fitted(one).fit(vector_of(one), train, REFITS)[0], on_device=False)
+                for one in known
+            ]
+        else:
+            known = fitted_depths(templates, train, judge)
+        chosen = [known[depth - 1] for depth in depths]
+        rows.append([_vector(template, one, matrices[run]) for one in chosen])
+        losses.append([float(np.log(Fitted(one).losses(vector_of(one), judge).mean())) for one in chosen])
+    record = {
+        "phase": phase.name,
+        "number": state.phase,
+        "level": 0,
+        "step": 0,
+        "prompts": prompts,
+        "log_loss": losses,
+    }
+    vectors = np.asarray(rows, state.vectors.dtype)
+    return State(state.phase, 1, 1, vectors, {}, (*state.history, record)), record
+
+
+REFITS = 30  # steps of a run that begins with another's numbers
+
+
+def _cut(plain: Any, depth: int) -> Method:
+    """The first layers, own coefficients 1 and older ones 0, in float64."""
+    arrays = jax.tree.map(lambda a: np.asarray(a, np.float64)[(slice(depth),) * np.ndim(a)], plain)
+    return arrays.truncated(depth)
+
+
+@jit_draws
+def _draw(source: Any, run: Array, key: Array, chunk: Array) -> Quadratic:
+    return source.draw(jax.tree.map(lambda a: a[run], source.arrays), key, chunk)
+
+
+def _drawn(setting: Setting, state: State, run: int, M: np.ndarray, prompts: int, half: int) -> Spectra:
+    """Prompts to fit to, and half as many others to judge by."""
+    key = setting.keys(state.phase, 1 + half)[run]
+    count = max(prompts // (1 + half) // setting.source.chunk, 1)
+    drawn = [_draw(setting.source, jnp.asarray(run), key, jnp.asarray(chunk)) for chunk in range(count)]
+    return joined([spectra(q, M) for q in drawn])
+
+
+def _vector(template: Any, found: Method, M: np.ndarray) -> np.ndarray:
+    """The numbers of one depth, and M, in the order of the template."""
+    full = widened(found, template.depth).truncated(template.depth)
+    A = full.reader.A if template.reader.A.common is None else Shared(full.reader.A.scale, M)
+    return vector_of(Method(Gradient(A, full.reader.B), full.memory, template.depth))
+
+
