@@ -25,6 +25,7 @@ from lfom.core.checks import InputError
 from lfom.core.content import described
 from lfom.core.methods import Learned
 from lfom.core.user_code import classes_of, module_of
+from lfom.core.vectors import vector_of
 from lfom.files import CLASSES, MOST_LAYERS, read
 from lfom.limits.optimum import exact_optimum, with_preconditioner
 from lfom.solving.certificate import Certificate
@@ -32,7 +33,6 @@ from lfom.solving.kinds import SYSTEMS
 from lfom.solving.records import Accuracy, Record
 from lfom.solving.structures import Structure
 from lfom.training import State
-from lfom.core.vectors import vector_of
 from tests.test_checkpoints import checkpoint, unfinished
 
 damage = module_of(Path(__file__).parents[1] / "benchmarks" / "damage.py")

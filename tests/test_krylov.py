@@ -14,9 +14,9 @@ from lfom.core.parameters import at_layer
 from lfom.core.problems import Quadratic
 from lfom.core.readers import Gradient
 from lfom.core.unroll import unroll
+from lfom.core.vectors import parameters
 from lfom.training import direct, krylov
 from lfom.training.least_squares import DAMPING
-from lfom.core.vectors import parameters
 from lfom.training.sources import sources
 from lfom.training.state import Setting
 from tests.helpers import draw_prompts, draw_quadratics

@@ -37,7 +37,7 @@ from lfom.core.parameters import (
 from lfom.core.preconditioners import Dense, Diagonal, Factored, Full, Identity, One, Scaled, Shared
 from lfom.core.problems import Tokens
 from lfom.core.readers import Attention, Gradient, Heads, Normalised, Reader
-from lfom.core.states import BOTH, Direction, Iterate, Track
+from lfom.core.states import Direction, Iterate, Track
 from lfom.core.unroll import trace
 from lfom.core.vectors import frees, from_vector, parameters, vector_of
 from tests.helpers import linear_memories, make_batch, make_prompt
@@ -308,7 +308,7 @@ class Fading(Memory):
 class Rescaled(Coefficient):
     """A number of which nothing is said."""
 
-    views, splits = BOTH, False
+    views, splits = ("iterates", "tokens"), False
     value: jax.Array = parameter()
 
     def on_tokens(self, direction: jax.Array) -> jax.Array:
@@ -326,7 +326,7 @@ class Signed(Reader):
 
     @property
     def views(self) -> tuple[str, ...]:
-        return BOTH[:1]
+        return ("iterates",)
 
     def on_tokens(self, Z: jax.Array, problem: Any) -> jax.Array:
         raise NotImplementedError

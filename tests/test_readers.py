@@ -9,7 +9,7 @@ from lfom.core.memories import Forget
 from lfom.core.parameters import at_layer
 from lfom.core.preconditioners import Full, Identity, One, Preconditioner, Scaled, Shared
 from lfom.core.problems import Quadratic, Tokens
-from lfom.core.readers import Attention, Gradient, Heads, Reader, SoftmaxAttention
+from lfom.core.readers import ActivatedAttention, Attention, Gradient, Heads, Reader, SoftmaxAttention
 from lfom.core.states import NoSuchView
 from tests.helpers import make_prompt
 
@@ -99,17 +99,16 @@ def test_heads_add_up(x64: None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("reader", "message"),
+    ("reader", "view", "missing"),
     [
-        (
-            Attention(jnp.zeros((1, 4, 4)), jnp.zeros((1, 4, 4))),
-            r"any P and Q.*view='tokens'.*Gradient\(A, B\)",
-        ),
-        (SoftmaxAttention(*[jnp.zeros((1, 4, 4))] * 3), r"softmax attention.*view='tokens'"),
+        (Attention(*[jnp.zeros((1, 4, 4))] * 2), "joint", ["iterates"]),
+        (SoftmaxAttention(*[jnp.zeros((1, 4, 4))] * 3), "tokens", ["iterates", "joint"]),
+        (ActivatedAttention(*[jnp.zeros((1, 4, 4))] * 2, "relu"), "tokens", ["iterates", "joint"]),  # type: ignore[call-arg,arg-type]
     ],
 )
-def test_readers_without_an_iterate_view_say_so(reader: Reader, message: str) -> None:
+def test_readers_without_a_view_say_so(reader: Reader, view: str, missing: list[str]) -> None:
     method, prompt = Method(reader, Forget(jnp.ones(1)), 1), make_prompt(0, N, D)
-    assert run(method, prompt).view == "tokens"
-    with pytest.raises(NoSuchView, match=message):
-        run(method, prompt, view="iterates")
+    assert run(method, prompt).view == view
+    for other in missing:
+        with pytest.raises(NoSuchView, match=rf"{type(reader).__name__}.*{other}.*view='{view}'"):
+            run(method, prompt, view=other)

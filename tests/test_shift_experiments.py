@@ -17,6 +17,7 @@ from lfom.bench.adapt import bench_adapt
 from lfom.core.problems import Examples, Quadratic
 from lfom.core.readers import Normalised
 from lfom.core.unroll import unroll
+from lfom.core.vectors import parameters
 from lfom.experiments import EXPERIMENTS, adaptation_shifts, experiment_named, how_many_experts, workbench
 from lfom.experiments.adaptation_shifts import BUDGETS, claims
 from lfom.experiments.drawn import Drawn, Rescaled, drawn
@@ -41,7 +42,6 @@ from lfom.prompts.distributions import GaussianMixture
 from lfom.prompts.prompt import Prompt
 from lfom.prompts.shifts import HeavyTailed, RandomScale
 from lfom.training import Fit, PerRun, Score
-from lfom.core.vectors import parameters
 from tests.helpers import draw_prompts, draw_quadratics
 
 SPECTRUM = [1.0, 0.5, 0.25]

@@ -13,10 +13,10 @@ from lfom.core.checks import InputError
 from lfom.core.memories import Bank, Conjugate, Forget, Register
 from lfom.core.problems import Quadratic
 from lfom.core.unroll import last_residual
+from lfom.core.vectors import parameters
 from lfom.limits.optimum import exact_optimum, with_preconditioner
 from lfom.training.adam import clip_groups
 from lfom.training.direct import jacobian
-from lfom.core.vectors import parameters
 from tests.helpers import make_batch
 
 KEY = jax.random.key(3)

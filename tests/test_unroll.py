@@ -302,7 +302,7 @@ def test_a_view_that_does_not_exist_says_which_one_does() -> None:
     for kind in ("tokens", "hadamard"):
         method = Method(reader, linear_memories(0, 2, 3, 2, (kind,))[f"bank-{kind}"], 2)
         assert run(method, prompt).view == "tokens"  # the library's choice
-        with pytest.raises(NoSuchView, match=r"no iterate view.*view='tokens'.*Pair"):
+        with pytest.raises(NoSuchView, match=r"differs between context tokens.*Pair.*view='tokens'"):
             run(method, prompt, view="iterates")
     diagonal = Method(reader, linear_memories(0, 2, 3, 2, ("diagonal",))["bank-diagonal"], 2)
     with pytest.raises(NoSuchView, match=r"lfom\.theorems.diagonal_lfom"):

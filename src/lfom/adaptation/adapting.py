@@ -40,8 +40,8 @@ from lfom.core.parameters import kinds as kinds_of
 from lfom.core.problems import Problem, Quadratic, Tokens
 from lfom.core.runs import PerRun, by_run, common_runs
 from lfom.core.threads import in_threads
-from lfom.prompts.prompt import Prompt, checked
 from lfom.core.vectors import from_vector, known_kinds, parameters, vector_of
+from lfom.prompts.prompt import Prompt, checked
 from lfom.training.sources import OF_PROMPT
 
 # Models, the errors before and after and what is kept of every run, steps and history (see Adaptation).

@@ -20,8 +20,8 @@ from lfom.core.methods import Algorithm
 from lfom.core.problems import Problem
 from lfom.core.threads import in_threads
 from lfom.core.unroll import last_residual
-from lfom.training.direct import damped_steps, normal_equations
 from lfom.core.vectors import frees, from_vector, parameters, vector_of
+from lfom.training.direct import damped_steps, normal_equations
 
 DAMPING = (1e-6, 1e-3, 1e-1, 1.0)  # steps tried, relative to diag(J^T J)
 GAIN = 1e-4  # a relative gain below this in every run ends the adaptation

@@ -17,11 +17,11 @@ from jax import Array
 from lfom.bench.timing import Ratio, side_by_side
 from lfom.core.problems import Quadratic, Tokens
 from lfom.core.unroll import last_residual, unroll
+from lfom.core.vectors import parameters
 from lfom.methods.memformer import linear_transformer
 from lfom.prompts.distributions import PUBLISHED_SPECTRUM, LinearRegression, haar_rotation
 from lfom.training.adam import Adam, clip_groups, make_block
 from lfom.training.direct import normal_equations
-from lfom.core.vectors import parameters
 
 RUNS, DEPTH, D, CONTEXT, BATCH = 5, 4, 5, 20, 1_000
 

@@ -18,6 +18,7 @@ from lfom.commands.problem_files import load_arrays, model_of
 from lfom.core import checks
 from lfom.core.checks import InputError
 from lfom.core.methods import GATINGS, Algorithm, Mixture
+from lfom.core.vectors import KINDS
 from lfom.files import load
 from lfom.methods.classical import conjugate_gradient
 from lfom.methods.memformer import mixture
@@ -26,7 +27,6 @@ from lfom.prompts.prompt import Prompt, prompt_from_arrays
 from lfom.prompts.run import run
 from lfom.prompts.shifts import HeavyTailed, turn
 from lfom.training.checkpoints import Checkpoint, seed_number
-from lfom.core.vectors import KINDS
 
 PANELS = ("Adaptation", "Prompts", "Output")
 

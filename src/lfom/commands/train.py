@@ -21,6 +21,7 @@ from lfom.core import checks
 from lfom.core.archive import LICENCE, versions
 from lfom.core.checks import InputError
 from lfom.core.files import remove_partial
+from lfom.core.vectors import KINDS
 from lfom.files import save
 from lfom.limits.optimum import exact_optimum
 from lfom.methods.memformer import GAMMAS, MEMORIES, PRECONDITIONERS, memformer
@@ -29,7 +30,6 @@ from lfom.training.adam import Adam
 from lfom.training.checkpoints import OPTIMISERS, Checkpoint, key_for, regressions, seed_number
 from lfom.training.fitting import default_optimiser, fit
 from lfom.training.least_squares import LeastSquares
-from lfom.core.vectors import KINDS
 from lfom.training.state import Diverged, State
 
 SPECTRA = {"published": PUBLISHED_SPECTRUM, "text": TEXT_SPECTRUM}

@@ -176,4 +176,3 @@ class Hadamard(Coefficient):
         checks.size("gamma", self.value, 0, direction.shape[0], "d + 1")
         checks.size("gamma", self.value, 1, direction.shape[1], "n + 1")
         return self.value * direction
-

@@ -428,7 +428,9 @@ class Normalised(Composed):
 
     def combined(self, read: Callable[[Reader], Any], problem: Any) -> Any:
         size = problem.mean_eigenvalue()
-        return read(self.reader) / jnp.where(size > 0, size, 1)  # an empty prompt has no scale, and needs none
+        return read(self.reader) / jnp.where(
+            size > 0, size, 1
+        )  # an empty prompt has no scale, and needs none
 
 
 class Multiplied(Composed):
@@ -441,7 +443,7 @@ class Multiplied(Composed):
         return (self.reader,)
 
     def rebuilt(self, parts: tuple[Reader, ...]) -> "Multiplied":
-        return Multiplied(*parts, self.factor)
+        return Multiplied(*parts, self.factor)  # type: ignore[call-arg,arg-type]
 
     def combined(self, read: Callable[[Reader], Any], problem: Any) -> Any:
         return self.factor * read(self.reader)

@@ -9,12 +9,12 @@ import numpy as np
 
 from lfom.core.problems import Quadratic
 from lfom.core.runs import take
+from lfom.core.vectors import from_vector, vector_of
 from lfom.experiments.fixed_batches import asked, scores_on_sets
 from lfom.experiments.rows import by_depth
 from lfom.experiments.workbench import Workbench
 from lfom.methods.memformer import mixture
 from lfom.training import Fit, LeastSquares, Score, State, fit
-from lfom.core.vectors import from_vector, vector_of
 
 ADAPTATION = 1_000  # prompts, with the labels of their queries, that gates are fitted on
 

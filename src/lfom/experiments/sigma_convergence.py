@@ -6,13 +6,13 @@ import jax
 import numpy as np
 
 from lfom.core.parameters import at_layer
+from lfom.core.vectors import from_vector, vector_of
 from lfom.experiments.experiment import Experiment
 from lfom.experiments.rows import Row, flatten, run_rows
 from lfom.experiments.statistics import Claims, distance_to_identity, mean_error
 from lfom.experiments.workbench import Outcome, Workbench
 from lfom.methods.memformer import linear_transformer
 from lfom.training import Adam, State, fit
-from lfom.core.vectors import from_vector, vector_of
 
 LAYERS = 3
 BATCH = 20_000

@@ -22,7 +22,7 @@ from lfom.core.methods import Method
 from lfom.core.preconditioners import Scaled, Shared
 from lfom.core.readers import Gradient
 from lfom.core.vectors import vector_of
-from lfom.limits.spectral import Fitted, Spectra, fitted_depths, joined, spectra
+from lfom.limits.spectral import NumberFit, Spectra, fitted_depths, in_float64, joined, spectra
 from lfom.prompts.distributions import Distribution
 
 MEMORIES = ("none", "scalar", "pair")
@@ -59,13 +59,14 @@ class FittedOptimum(eqx.Module):
 
 def template(memory: str, depth: int) -> Method:
     """GD++ with A_l = a_l and B_l = b_l, as it acts on one eigenvalue, before anything is fitted."""
-    own, eye = np.ones(depth), np.eye(depth)
+    own, eye = as_array(np.ones(depth)), as_array(np.eye(depth))
     memories: dict[str, Memory] = {
         "none": Forget(own),
         "scalar": Bank(Scalar(eye), False),
-        "pair": Bank(Pair(eye, eye.copy()), False),
+        "pair": Bank(Pair(eye, eye), False),
     }
-    return Method(Gradient(Scaled(own.copy()), Scaled(0.5 * own)), memories[memory], depth)
+    half = as_array(np.full(depth, 0.5))
+    return in_float64(Method(Gradient(Scaled(own), Scaled(half)), memories[memory], depth))
 
 
 def gdpp_optima(
@@ -92,9 +93,11 @@ def gdpp_optima(
 
 
 def _scored(found: Method, judge: Spectra, M: np.ndarray) -> FittedOptimum:
-    losses = Fitted(found).losses(vector_of(found), judge)
+    losses = NumberFit(found).losses(vector_of(found), judge)
     stderr = float(losses.std() / math.sqrt(len(losses)))
-    return FittedOptimum(with_matrix(found, as_array(M.astype(default_dtype()))), float(losses.mean()), stderr, len(losses))
+    return FittedOptimum(
+        with_matrix(found, as_array(M.astype(default_dtype()))), float(losses.mean()), stderr, len(losses)
+    )
 
 
 def with_matrix(found: Method, M: Array) -> Method:

@@ -9,7 +9,7 @@ small linear system in the moments of A G.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, Literal, overload
 
 import equinox as eqx
 import jax
@@ -166,6 +166,31 @@ def wishart_moment(k: int, d: int, n: int) -> Fraction:
                 term *= Fraction((d + c) * (n + c), (2 * arm + leg + 1) * (2 * arm + leg + 2))
         total += term
     return 2 * k * total
+
+
+@overload
+def sampled_optimum(
+    distribution: Distribution,
+    depth: int,
+    key: PRNGKeyArray,
+    *,
+    preconditioner: Array | None = ...,
+    covariates: Literal[False] = ...,
+    prompts: int | None = ...,
+) -> Optimum: ...
+
+
+@overload
+def sampled_optimum(
+    distribution: Distribution,
+    depth: int,
+    key: PRNGKeyArray,
+    *,
+    preconditioner: Array | None = ...,
+    covariates: Literal[True],
+    memory: str | None = ...,
+    prompts: int | None = ...,
+) -> FittedOptimum: ...
 
 
 def sampled_optimum(

@@ -15,7 +15,15 @@ from lfom.core.coefficients import Coefficient, CoordinateWise, Hadamard, Pair, 
 from lfom.core.memories import Bank, Conjugate, Forget, Memory, Register
 from lfom.core.methods import Algorithm, Method, Mixture
 from lfom.core.preconditioners import Full, One, Preconditioner, Scaled, Shared
-from lfom.core.readers import ActivatedAttention, Attention, Gradient, Heads, Normalised, Reader, SoftmaxAttention
+from lfom.core.readers import (
+    ActivatedAttention,
+    Attention,
+    Gradient,
+    Heads,
+    Normalised,
+    Reader,
+    SoftmaxAttention,
+)
 
 MEMORIES = ("none", "register", "bank", "conjugate")
 PRECONDITIONERS = ("full", "shared", "scalar")
@@ -63,10 +71,16 @@ def memformer(
     checks.known("reader", reader, READERS)
     if scale is None:
         scale = 1e-4 if reader == "sparse" else 0.15
-    of_sparse = {"preconditioner": preconditioner != "full", "covariates": covariates, "conjugate": memory == "conjugate"}
+    of_sparse = {
+        "preconditioner": preconditioner != "full",
+        "covariates": covariates,
+        "conjugate": memory == "conjugate",
+    }
     if reader != "sparse" and any(of_sparse.values()):
         names = " and ".join(name for name, given in of_sparse.items() if given)
-        raise InputError(f"{names} belong to the sparse form (A, B), and reader is {reader!r}: leave them out.")
+        raise InputError(
+            f"{names} belong to the sparse form (A, B), and reader is {reader!r}: leave them out."
+        )
     of_bank = {"gamma": gamma != "scalar", "tied": tied, "own_is_one": own_is_one}
     if memory != "bank" and any(of_bank.values()):
         names = " and ".join(name for name, given in of_bank.items() if given)
@@ -151,7 +165,7 @@ def _attention(key: PRNGKeyArray, kind: str, d: int, depth: int, scale: float) -
     matrices = [as_array(scale * _normal(k, (depth, d + 1, d + 1))) for k in jax.random.split(key, names)]
     if kind == "softmax":
         return SoftmaxAttention(*matrices)
-    return Attention(*matrices) if kind == "linear" else ActivatedAttention(*matrices, kind)
+    return Attention(*matrices) if kind == "linear" else ActivatedAttention(*matrices, kind)  # type: ignore[call-arg,arg-type]
 
 
 def _memory(

@@ -337,7 +337,9 @@ def _normals_and_chi_squares(
     z = jax.lax.optimization_barrier(jnp.sqrt(jnp.asarray(2, u.dtype)) * jax.scipy.special.erfinv(bounded))
     if not few:
         found = [
-            _chi_square(jax.random.fold_in(key, number), jnp.asarray(some, u.dtype)[:, None], (len(some), count))
+            _chi_square(
+                jax.random.fold_in(key, number), jnp.asarray(some, u.dtype)[:, None], (len(some), count)
+            )
             for number, some in enumerate((degrees, more), start=1)
             if some
         ]

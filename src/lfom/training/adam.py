@@ -127,11 +127,13 @@ def make_block(parameters: Parameters, adam: Adam) -> Callable:
 
         def one_batch(models: Any, prompts: Problem) -> Any:
             each = prompts if depths == 1 else jax.tree.map(lambda a: jnp.repeat(a, depths, axis=0), prompts)
+            given: Any = (*models, active, each)
             if runs * depths > 1:
-                *models, losses = jax.vmap(on_batch)(*models, active, each)
-                return tuple(models), losses
-            *models, losses = on_batch(*jax.tree.map(lambda a: a[0], (*models, active, each)))
-            return jax.tree.map(lambda a: a[None], (tuple(models), losses))
+                vectors, moments, losses = jax.vmap(on_batch)(*given)
+            else:
+                found = on_batch(*jax.tree.map(lambda a: a[0], given))
+                vectors, moments, losses = jax.tree.map(lambda a: a[None], found)
+            return (vectors, moments), losses
 
         flat = jax.tree.map(lambda a: a.reshape(runs * depths, *a.shape[2:]), (vectors, state))
         if jax.tree.leaves(batches)[0].shape[0] == 1:

@@ -23,9 +23,9 @@ from lfom.core.methods import Algorithm
 from lfom.core.parameters import check_dimension, check_layers
 from lfom.core.parameters import kinds as kinds_of
 from lfom.core.runs import PerRun, by_run, common_runs
+from lfom.core.vectors import Parameters, from_vector, parameters, vector_of
 from lfom.training.adam import Adam
 from lfom.training.least_squares import LeastSquares
-from lfom.core.vectors import Parameters, from_vector, parameters, vector_of
 from lfom.training.sources import sources
 from lfom.training.state import Phase, Setting, State, Tick, Watch
 

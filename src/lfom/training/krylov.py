@@ -26,8 +26,8 @@ from lfom.core.preconditioners import Identity
 from lfom.core.problems import Quadratic
 from lfom.core.readers import Gradient
 from lfom.core.threads import in_threads
-from lfom.limits.krylov import basis, coefficients, factors, seen
 from lfom.core.vectors import Parameters, from_vector
+from lfom.limits.krylov import basis, coefficients, factors, seen
 from lfom.training.state import Setting
 
 WIDER = 1.5  # h over the mean largest eigenvalue

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from lfom.core.arrays import as_array
+from lfom.core.arrays import as_array, default_dtype
 from lfom.core.compiler import jit_draws
 from lfom.core.memories import Forget
 from lfom.core.methods import Method
@@ -18,7 +18,7 @@ from lfom.core.preconditioners import Shared
 from lfom.core.problems import Quadratic
 from lfom.core.readers import Gradient
 from lfom.core.vectors import from_vector, parameters, vector_of
-from lfom.limits.spectral import Fitted, Spectra, fitted_depths, joined, spectra
+from lfom.limits.spectral import NumberFit, Spectra, fitted_depths, joined, refitted, spectra
 from lfom.training.state import Phase, Setting, State
 
 PROMPTS = 100_000  # that the numbers are fitted to; half as many judge
@@ -34,7 +34,7 @@ def has_spectral_view(phase: Phase, setting: Setting) -> bool:
 
 def matrix_phase(phase: Phase, setting: Setting) -> tuple[Phase, Setting, State]:
     """What finds M: the same reader with B = 0 and without memory, of few layers, in the Krylov view."""
-    model = phase.parameters.template
+    model: Any = phase.parameters.template
     layers = min(max(setting.depths), LAYERS)
     bare = Method(Gradient(model.reader.A), Forget(as_array(np.ones(model.depth, np.float32))), model.depth)
     mean_gram = setting.pilot.mean_gram
@@ -67,16 +67,10 @@ def spectral_state(
     rows, losses = [], []
     for run in range(setting.source.runs):
         train, judge = (_drawn(setting, state, run, matrices[run], prompts, half) for half in range(2))
-        if known:
-            known = [
-                from_vector(one, Fitted(one).fit(vector_of(one), train, REFITS)[0], on_device=False)
-                for one in known
-            ]
-        else:
-            known = fitted_depths(templates, train, judge)
+        known = [refitted(one, train) for one in known] or fitted_depths(templates, train, judge)
         chosen = [known[depth - 1] for depth in depths]
         rows.append([_vector(template, one, matrices[run]) for one in chosen])
-        losses.append([float(np.log(Fitted(one).losses(vector_of(one), judge).mean())) for one in chosen])
+        losses.append([float(np.log(NumberFit(one).losses(vector_of(one), judge).mean())) for one in chosen])
     record = {
         "phase": phase.name,
         "number": state.phase,
@@ -87,9 +81,6 @@ def spectral_state(
     }
     vectors = np.asarray(rows, state.vectors.dtype)
     return State(state.phase, 1, 1, vectors, {}, (*state.history, record)), record
-
-
-REFITS = 30  # steps of a run that begins with another's numbers
 
 
 def _cut(plain: Any, depth: int) -> Method:
@@ -113,8 +104,10 @@ def _drawn(setting: Setting, state: State, run: int, M: np.ndarray, prompts: int
 
 def _vector(template: Any, found: Method, M: np.ndarray) -> np.ndarray:
     """The numbers of one depth, and M, in the order of the template."""
-    full = widened(found, template.depth).truncated(template.depth)
-    A = full.reader.A if template.reader.A.common is None else Shared(full.reader.A.scale, M)
+    full: Any = widened(found, template.depth).truncated(template.depth)
+    A = full.reader.A if template.reader.A.common is None else Shared(_array(full.reader.A.scale), _array(M))
     return vector_of(Method(Gradient(A, full.reader.B), full.memory, template.depth))
 
 
+def _array(numbers: Any) -> Array:
+    return as_array(np.asarray(numbers, default_dtype()))
