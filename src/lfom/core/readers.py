@@ -160,11 +160,19 @@ class SoftmaxAttention(Reader):
         return softmax_attention(self.W_v, self.W_k, self.W_q, Z) / (Z.shape[1] - 1)
 
 
-ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"relu": jax.nn.relu, "exp": jnp.exp}
+LARGEST = 5.0  # exp grows no further: of Gaussian covariates exp(x.Qx) may have no mean
+
+
+def _exp(weights: Array) -> Array:
+    return jnp.exp(jnp.minimum(weights, LARGEST))
+
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"relu": jax.nn.relu, "exp": _exp}
 
 
 class ActivatedAttention(Reader):
-    """Attention whose weights pass through an activation, entry by entry: P Z M s(Z^T Q Z). It needs all tokens."""
+    """Attention whose weights pass through an activation, entry by entry: P Z M s(Z^T Q Z), s(t) = max(t, 0) or
+    exp(t), which ends at e^5. It needs all tokens."""
 
     P: Float[Array, "depth rows rows ..."] = parameter("P", axes="layers rows rows")
     Q: Float[Array, "depth rows rows ..."] = parameter("Q", axes="layers rows rows")

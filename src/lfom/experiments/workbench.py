@@ -60,12 +60,6 @@ def least_squares(preset: Preset, d: int) -> LeastSquares:
     return LeastSquares(prompts=preset.least_squares, passes=(30, 2))
 
 
-def few_prompts(preset: Preset, d: int) -> LeastSquares:
-    """The same for GD++, whose few parameters need few prompts."""
-    last = int(2_000 * preset.least_squares)
-    return LeastSquares(first=1_000, last=last, passes=(12, 1), chunk=500)
-
-
 @dataclass(frozen=True)
 class CurveModel:
     """The model of a curve: options of memformer(), and what its "converged" training is."""
@@ -84,8 +78,9 @@ MODELS: dict[str, CurveModel] = {
     "Memformer, untied": CurveModel({"memory": "bank"}),
     "Memformer, tied scalar": CurveModel({"memory": "bank", "tied": True}),
     "Memformer, own 1": CurveModel({"memory": "bank", "tied": True, "own_is_one": True}),
-    "Linear Transformer, GD++": CurveModel({"memory": "none", "covariates": True}, few_prompts),
-    "Memformer, GD++": CurveModel({"memory": "bank", "covariates": True}, few_prompts),
+    "Linear Transformer, GD++": CurveModel({"memory": "none", "covariates": True}),
+    "Memformer, GD++": CurveModel({"memory": "bank", "covariates": True}),
+    "Memformer, GD++, pairs": CurveModel({"memory": "bank", "covariates": True, "gamma": "pair"}),
     "Conjugate register": CurveModel({"memory": "conjugate"}),
 }
 

@@ -42,6 +42,7 @@ VALLEYS = (
 LATE = 3  # layers that these are for
 GUESSES = (0.3, 0.5, 0.8, 1.1)  # of b
 STEPS = (200, 40, 20)  # on few prompts, on some of them, on all
+REFITS = (10, 6)  # on some and on all, where numbers are known from other prompts
 
 
 @dataclass(frozen=True)
@@ -143,8 +144,8 @@ class NumberFit:
 def refitted(known: Method, train: Spectra) -> Method:
     """The numbers of other prompts, fitted to these: on some of them first."""
     fitted = NumberFit(known)
-    vector = fitted.fit(vector_of(known), train[:SOME], STEPS[1])[0]
-    return from_vector(known, fitted.fit(vector, train, STEPS[2])[0], on_device=False)
+    vector = fitted.fit(vector_of(known), train[:SOME], REFITS[0])[0]
+    return from_vector(known, fitted.fit(vector, train, REFITS[1])[0], on_device=False)
 
 
 def _pieces(spectra: Spectra) -> list[tuple[np.ndarray, ...]]:

@@ -100,8 +100,8 @@ def mean_loss(model: Algorithm, prompts: Problem, active: Float[Array, " depth"]
 
 def make_block(parameters: Parameters, adam: Adam) -> Callable:
     """block(vectors (runs, depths, all), state, actives (depths, L), prompts (batches, runs, ...)): `resample`
-    steps on each of these batches. Returns the new vectors and state, and the losses (runs, depths, 2) of the
-    block's first and last step."""
+    steps on each of these batches; one whose gradient is not finite, because of a prompt that overflows, is left
+    out. Returns the new vectors and state, and the losses (runs, depths, steps)."""
     optimiser, index, groups = adam.optimiser(), parameters.index, parameters.groups
 
     def on_batch(vector: Array, state: Any, active: Array, prompts: Problem) -> Any:
@@ -113,11 +113,14 @@ def make_block(parameters: Parameters, adam: Adam) -> Callable:
             loss, gradient = jax.value_and_grad(loss_of)(trained)
             if adam.log:
                 gradient = gradient / loss
-            updates, state = optimiser.update(clip_groups(gradient, groups, adam.clip), state, trained)
-            return (optax.apply_updates(trained, updates), state), loss
+            tame = jnp.isfinite(gradient).all()
+            clipped = clip_groups(jnp.where(tame, gradient, 0), groups, adam.clip)
+            updates, after = optimiser.update(clipped, state, trained)
+            found = (optax.apply_updates(trained, updates), after)
+            return jax.tree.map(lambda a, b: jnp.where(tame, a, b), found, carry), loss
 
         (trained, state), losses = jax.lax.scan(step, (vector[index], state), None, length=adam.resample)
-        return vector.at[index].set(trained), state, losses[jnp.array([0, -1])]
+        return vector.at[index].set(trained), state, losses
 
     def block(vectors: Array, state: Any, actives: Array, batches: Problem) -> Any:
         """All models as one batch axis: a vmapped axis of size 1 costs XLA's CPU compiler the layout
@@ -140,7 +143,7 @@ def make_block(parameters: Parameters, adam: Adam) -> Callable:
             models, losses = one_batch(flat, jax.tree.map(lambda a: a[0], batches))
         else:
             models, losses = jax.lax.scan(one_batch, flat, batches)
-            losses = jnp.stack([losses[0, :, 0], losses[-1, :, 1]], axis=-1)
+            losses = jnp.moveaxis(losses, 0, 1).reshape(runs * depths, -1)
         return jax.tree.map(lambda a: a.reshape(runs, depths, *a.shape[1:]), (*models, losses))
 
     return jax.jit(block)
@@ -155,6 +158,13 @@ def _batches(source: Any, keys: Array, size: int, count: int, averaged: bool) ->
         return jax.vmap(lambda arrays, key: source.batch(arrays, key, size, averaged))(source.arrays, own)
 
     return jax.lax.map(one, jnp.arange(count))
+
+
+def _last(losses: np.ndarray) -> np.ndarray:
+    """The last loss that is finite, (runs, depths); at least one is."""
+    finite = np.isfinite(losses)
+    at = losses.shape[-1] - 1 - np.argmax(finite[..., ::-1], axis=-1)
+    return np.take_along_axis(losses, at[..., None], axis=-1)[..., 0]
 
 
 def run_adam(phase: Phase, adam: Adam, setting: Setting, state: State) -> State:
@@ -176,15 +186,15 @@ def run_adam(phase: Phase, adam: Adam, setting: Setting, state: State) -> State:
         batches = _batches(setting.source, keys, adam.batch, count, adam.averaged)
         vectors, moments, losses = block(vectors, moments, setting.actives, batches)
         losses = np.asarray(losses, np.float64)
-        if not (np.isfinite(losses).all() and np.isfinite(np.asarray(vectors)).all()):
-            raise setting.diverged(losses.sum(axis=-1), state, f"Adam step {state.step * steps}")
+        if not (np.isfinite(losses).any(axis=-1).all() and np.isfinite(np.asarray(vectors)).all()):
+            raise setting.diverged(np.nanmin(losses, axis=-1), state, f"Adam step {state.step * steps}")
         record = {
             "phase": phase.name,
             "number": state.phase,
             "level": 0,
             "step": (state.step + 1) * steps,
             "prompts": adam.batch,
-            "log_loss": np.log(np.maximum(losses[..., -1], 1e-300)).tolist(),
+            "log_loss": np.log(np.maximum(_last(losses), 1e-300)).tolist(),
         }
         extra = {f"adam_{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(moments))}
         state = State(state.phase, 0, state.step + 1, np.asarray(vectors), extra, (*state.history, record))

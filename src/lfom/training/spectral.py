@@ -21,7 +21,7 @@ from lfom.core.vectors import from_vector, parameters, vector_of
 from lfom.limits.spectral import NumberFit, Spectra, fitted_depths, joined, refitted, spectra
 from lfom.training.state import Phase, Setting, State
 
-PROMPTS = 100_000  # that the numbers are fitted to; half as many judge
+PROMPTS = 100_000  # that the numbers are fitted to
 LAYERS = 3  # at most, of the model that finds M
 
 
@@ -66,7 +66,8 @@ def spectral_state(
     known: list[Method] = []
     rows, losses = [], []
     for run in range(setting.source.runs):
-        train, judge = (_drawn(setting, state, run, matrices[run], prompts, half) for half in range(2))
+        judges = prompts // (5 if known else 2)  # among many starts, and of the result
+        train, judge = (_drawn(setting, state, run, matrices[run], n) for n in ((0, prompts), (1, judges)))
         known = [refitted(one, train) for one in known] or fitted_depths(templates, train, judge)
         chosen = [known[depth - 1] for depth in depths]
         rows.append([_vector(template, one, matrices[run]) for one in chosen])
@@ -94,10 +95,10 @@ def _draw(source: Any, run: Array, key: Array, chunk: Array) -> Quadratic:
     return source.draw(jax.tree.map(lambda a: a[run], source.arrays), key, chunk)
 
 
-def _drawn(setting: Setting, state: State, run: int, M: np.ndarray, prompts: int, half: int) -> Spectra:
-    """Prompts to fit to, and half as many others to judge by."""
-    key = setting.keys(state.phase, 1 + half)[run]
-    count = max(prompts // (1 + half) // setting.source.chunk, 1)
+def _drawn(setting: Setting, state: State, run: int, M: np.ndarray, which: tuple[int, int]) -> Spectra:
+    """Prompts to fit to (0, how many), or others to judge by (1, how many)."""
+    key = setting.keys(state.phase, 1 + which[0])[run]
+    count = max(which[1] // setting.source.chunk, 1)
     drawn = [_draw(setting.source, jnp.asarray(run), key, jnp.asarray(chunk)) for chunk in range(count)]
     return joined([spectra(q, M) for q in drawn])
 

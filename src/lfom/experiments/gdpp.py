@@ -1,0 +1,45 @@
+"""The optimum of GD++ as a curve: its numbers are fitted once, since they do not depend on the rotation."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from lfom.core.methods import Method
+from lfom.core.preconditioners import Shared
+from lfom.core.readers import Gradient
+from lfom.core.runs import PerRun
+from lfom.experiments.workbench import Workbench, kept
+from lfom.limits.gdpp import FittedOptimum, gdpp_optima
+
+DEEPEST = 4
+
+
+@kept
+def optima(bench: Workbench, memory: str, spectrum: tuple[float, ...]) -> dict[int, FittedOptimum]:
+    """By depth, on the first run's data with its inverse covariance."""
+    bench.say(f"fitting the optimum of GD++ ({memory})")
+    data = bench.data(spectrum)[0]
+    return gdpp_optima(
+        data,
+        range(1, DEEPEST + 1),
+        bench.stream("gdpp", memory),
+        preconditioner=np.linalg.inv(data.covariance),
+        memory=memory,
+        prompts=bench.preset.prompts,
+    )
+
+
+def optimum_methods(bench: Workbench, data: PerRun, memory: str) -> dict[int, PerRun]:
+    """The optimum of every depth, with the inverse covariance of each run."""
+    inverses = [jnp.asarray(np.linalg.inv(one.covariance)) for one in data.each()]
+    spectrum = tuple(float(v) for v in np.asarray(data[0].spectrum))
+    return {
+        depth: PerRun([_turned(best.method, M) for M in inverses])
+        for depth, best in optima(bench, memory, spectrum).items()
+    }
+
+
+def _turned(method: Any, M: Any) -> Method:
+    reader = Gradient(Shared(method.reader.A.scale, (M + M.T) / 2), method.reader.B)
+    return Method(reader, method.memory, method.depth)
