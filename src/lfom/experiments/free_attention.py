@@ -23,6 +23,7 @@ BEST_OF = 0.1  # the same for the best run of three layers
 FORM = 0.1  # distance to the form, below which it counts as found
 
 # Steps and learning rate by depth: high rates leave the plateaus where a coordinate is not seen yet.
+POLISHED = 3  # from so many layers on Adam is followed by least squares; with two it ends at the optimum
 QUICK = {1: (1_500, 0.03), 2: (4_500, 0.04), 3: (5_500, 0.015)}
 FULL = {1: (3_000, 0.03), 2: (8_000, 0.03), 3: (15_000, 0.015), 4: (20_000, 0.01)}
 
@@ -45,6 +46,7 @@ class FreeAttention(Experiment):
     def run(self, bench: Workbench) -> Outcome:
         data = bench.data()
         depths = sorted(QUICK if bench.preset.name == "quick" else FULL)
+        bench.side_by_side([(trained, bench, curve, d) for d in reversed(depths) for curve in (FREE, BANK)])
         fits = {curve: {d: trained(bench, curve, d) for d in depths} for curve in (FREE, BANK)}
         methods: dict[Any, Any] = {
             (curve, "converged"): {d: one.per_run() for d, one in own.items()} for curve, own in fits.items()
@@ -120,13 +122,16 @@ def trained(bench: Workbench, curve: str, depth: int) -> Fit:
     ]
     warmup = min(500, steps // 3)
     adam = Adam(steps, batch, 1, rate, 1_000.0, "cosine", warmup=warmup, log=True, averaged=True)
-    polish = LeastSquares(first=4_000, last=16_000, passes=(2, 2), gain=0.0, chunk=500)
-    return fit(starts, data, key=key, optimiser=[adam, polish] if depth > 1 else adam)
+    if depth < POLISHED:
+        return fit(starts, data, key=key, optimiser=adam)
+    many = 16_000 if quick else 100_000
+    polish = LeastSquares(first=4_000, last=many, passes=(2, 2), gain=0.0, chunk=500)
+    return fit(starts, data, key=key, optimiser=[adam, polish])
 
 
 def distances(fitted: Fit, data: PerRun, depth: int) -> tuple[np.ndarray, np.ndarray]:
     """Of P and Q to the form, by run: the largest of all layers. Of the last layer's P only the last row is
-    read, which should be (0, c)."""
+    read, which should be (0, c); of Q of a single layer not the last column, since the query has no label yet."""
     P_far, Q_far = [], []
     for run in range(fitted.runs):
         reader = fitted.model(run).reader
@@ -135,6 +140,8 @@ def distances(fitted: Fit, data: PerRun, depth: int) -> tuple[np.ndarray, np.nda
         P_w = [np.linalg.inv(white) @ np.asarray(P) @ white for P in reader.P[:depth]]
         Q_w = [white.T @ np.asarray(Q) @ white for Q in reader.Q[:depth]]
         P_far.append(max([*(_to_blocks(P) for P in P_w[:-1]), _to_last(P_w[-1][-1])]))
+        if depth == 1:
+            Q_w[0][:, -1] = 0
         Q_far.append(max(_to_blocks(Q, corner=0.0) for Q in Q_w))
     return np.asarray(P_far), np.asarray(Q_far)
 

@@ -26,7 +26,7 @@ def optima(bench: Workbench, memory: str, spectrum: tuple[float, ...]) -> dict[i
         bench.stream("gdpp", memory),
         preconditioner=np.linalg.inv(data.covariance),
         memory=memory,
-        prompts=bench.preset.prompts,
+        prompts=5 * bench.preset.prompts,
     )
 
 

@@ -28,8 +28,8 @@ HELPS = 0.05  # what counts as a gain of memory
 DEPTHS = {"quick": (1, 2), "full": (1, 2, 3)}
 RUNS = {"quick": 2, "full": 8}
 BATCH = {"quick": 128, "full": 512}
-STEPS = {"quick": {1: 2_000, 2: 2_500}, "full": {1: 6_000, 2: 10_000, 3: 15_000}}
-GAMMA_STEPS = {"quick": 1_500, "full": 10_000}
+STEPS = {"quick": {1: 800, 2: 1_500}, "full": {1: 6_000, 2: 10_000, 3: 15_000}}
+GAMMA_STEPS = {"quick": 500, "full": 10_000}
 
 
 class RicherMemory(Experiment):

@@ -17,12 +17,13 @@ from jaxtyping import PRNGKeyArray
 from lfom.core import checks
 from lfom.core.arrays import as_array, default_dtype
 from lfom.core.coefficients import Pair, Scalar
+from lfom.core.compiler import jit_draws
 from lfom.core.memories import Bank, Forget, Memory
 from lfom.core.methods import Method
 from lfom.core.preconditioners import Scaled, Shared
 from lfom.core.readers import Gradient
 from lfom.core.vectors import vector_of
-from lfom.limits.spectral import NumberFit, Spectra, fitted_depths, in_float64, joined, spectra
+from lfom.limits.spectral import NumberFit, Spectra, fitted_depths, in_float64, sampled_spectra
 from lfom.prompts.distributions import Distribution
 
 MEMORIES = ("none", "scalar", "pair")
@@ -32,7 +33,7 @@ class FittedOptimum(eqx.Module):
     """The best numbers of one depth.
 
     method: the method itself. loss: its mean loss on prompts that it was not fitted to; stderr: the standard
-    error of that; prompts: their number.
+    error of that; prompts: how many were drawn for it. Of those with small eigenvalues only some are used.
     """
 
     method: Method
@@ -76,7 +77,7 @@ def gdpp_optima(
     *,
     preconditioner: Any = None,
     memory: str = "none",
-    prompts: int = 200_000,
+    prompts: int = 1_000_000,
     chunk: int = 20_000,
 ) -> dict[int, FittedOptimum]:
     """The best of GD++ for several depths, from the same prompts: see lfom.sampled_optimum."""
@@ -85,18 +86,18 @@ def gdpp_optima(
     d = distribution.dimension
     M = np.eye(d) if preconditioner is None else np.asarray(preconditioner, np.float64)
     chunk = min(checks.count("chunk", chunk), max(prompts // 2, 1))
-    keys = jax.random.split(key, 2 * max(prompts // (2 * chunk), 1))
-    parts = [spectra(distribution.quadratics(one, chunk), M) for one in keys]
-    train, judge = joined(parts[: len(keys) // 2]), joined(parts[len(keys) // 2 :])
+    keys = jax.random.split(key, (2, max(prompts // (2 * chunk), 1)))
+    draw = jit_draws(lambda one: distribution.quadratics(one, chunk))
+    train, judge = (sampled_spectra(map(draw, half), M) for half in keys)
     fitted = fitted_depths([template(memory, depth) for depth in range(1, max(depths) + 1)], train, judge)
-    return {depth: _scored(fitted[depth - 1], judge, M) for depth in depths}
+    return {depth: _scored(fitted[depth - 1], judge, M, keys.shape[1] * chunk) for depth in depths}
 
 
-def _scored(found: Method, judge: Spectra, M: np.ndarray) -> FittedOptimum:
+def _scored(found: Method, judge: Spectra, M: np.ndarray, prompts: int) -> FittedOptimum:
     losses = NumberFit(found).losses(vector_of(found), judge)
     stderr = float(losses.std() / math.sqrt(len(losses)))
     return FittedOptimum(
-        with_matrix(found, as_array(M.astype(default_dtype()))), float(losses.mean()), stderr, len(losses)
+        with_matrix(found, as_array(M.astype(default_dtype()))), float(losses.mean()), stderr, prompts
     )
 
 

@@ -176,7 +176,7 @@ def sampled_optimum(
     *,
     preconditioner: Array | None = ...,
     covariates: Literal[False] = ...,
-    prompts: int | None = ...,
+    prompts: int = ...,
 ) -> Optimum: ...
 
 
@@ -189,7 +189,7 @@ def sampled_optimum(
     preconditioner: Array | None = ...,
     covariates: Literal[True],
     memory: str | None = ...,
-    prompts: int | None = ...,
+    prompts: int = ...,
 ) -> FittedOptimum: ...
 
 
@@ -201,7 +201,7 @@ def sampled_optimum(
     preconditioner: Array | None = None,
     covariates: bool = False,
     memory: str | None = None,
-    prompts: int | None = None,
+    prompts: int = 1_000_000,
 ) -> Optimum | FittedOptimum:
     """The optimum on any distribution, label noise included, from sampled prompts.
 
@@ -211,17 +211,15 @@ def sampled_optimum(
 
     covariates: of GD++ with A_l = a_l preconditioner and B_l = b_l I, instead of what leaves covariates as they
     are; memory: "none", or a bank of "scalar" or "pair" numbers, which makes a difference there only.
-    prompts: a million by default, 200,000 of GD++, which has to be fitted.
     """
+    options: dict[str, Any] = {"preconditioner": preconditioner, "prompts": prompts}
     if covariates:
-        options: dict[str, Any] = {"preconditioner": preconditioner, "prompts": prompts or 200_000}
         return gdpp_optima(distribution, [depth], key, memory=memory or "none", **options)[depth]
     if memory is not None:
         raise InputError(
             "memory makes no difference to this optimum, which every memory of numbers reaches: leave it out, or pass "
             "covariates=True for GD++."
         )
-    options = {"preconditioner": preconditioner, "prompts": prompts or 1_000_000}
     return sampled_optima(distribution, [depth], key, **options)[depth]
 
 

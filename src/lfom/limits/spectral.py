@@ -7,7 +7,7 @@ and whatever the depth, a few numbers are fitted to its eigenvalues.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,7 +29,7 @@ from lfom.core.vectors import Parameters, from_vector, parameters, vector_of
 DAMPING = 1e-2  # of the first step
 LEAST_GAIN = 1e-5  # of the loss, relative: below it a fit ends
 PIECE, BLOCK = 10_000, 500  # prompts of one call, and of one step in it
-FEW, SOME = 1_500, 20_000  # prompts to find valleys with, and to compare them
+FEW, SOME = 1_500, 10_000  # prompts to find valleys with, and to compare them
 
 # Where the query has numbers of its own, there are deeper valleys far from the method without memory, in the last
 # three layers. Starts in three of them, found by a search from 200 random ones (docs/design.md): a and b as factors
@@ -40,14 +40,16 @@ VALLEYS = (
     ((1.67, 0.70, 1.23), (0.5, 3.1), -0.47, (1.81, 0.52, 0.82, -1.34, 0.92, 1.0)),
 )
 LATE = 3  # layers that these are for
+TAIL, EVERY = 0.03, 12  # the share of prompts that are all taken, and of which others one is
 GUESSES = (0.3, 0.5, 0.8, 1.1)  # of b
-STEPS = (200, 40, 20)  # on few prompts, on some of them, on all
+STEPS = (150, 20, 12)  # on few prompts, on some of them, on all
 REFITS = (10, 6)  # on some and on all, where numbers are known from other prompts
 
 
 @dataclass(frozen=True)
 class Spectra:
-    """Prompts in spectral coordinates, in float64."""
+    """Prompts in spectral coordinates, in float64. What is seen and the target may be multiplied by the root of a
+    weight, of one on average."""
 
     t: Float[np.ndarray, "d prompts"]  # eigenvalues of M G
     seen: Float[np.ndarray, "k d prompts"]  # what the question sees of g at each of them
@@ -61,10 +63,10 @@ class Spectra:
         return Spectra(self.t[:, part], self.seen[..., part], self.target[:, part])
 
 
-def spectra(q: Quadratic, M: Any) -> Spectra:
-    """The prompts of q, decomposed with the preconditioner M, symmetric and positive definite."""
+def spectra(gram: Any, moment: Any, probe: Any, target: Any, M: Any) -> Spectra:
+    """Prompts, given as a Quadratic has them, decomposed with M, symmetric and positive definite."""
     root = np.linalg.cholesky(np.asarray(M, np.float64))
-    gram, moment, probe, target = (np.asarray(a, np.float64) for a in (q.gram, q.moment, q.probe, q.target))
+    gram, moment, probe, target = (np.asarray(a, np.float64) for a in (gram, moment, probe, target))
     pieces = [slice(at, at + PIECE) for at in range(0, moment.shape[-1], PIECE)]
 
     def one(piece: slice) -> tuple[np.ndarray, np.ndarray]:
@@ -79,13 +81,36 @@ def spectra(q: Quadratic, M: Any) -> Spectra:
     return Spectra(np.maximum(t, 0), seen, target)
 
 
-def joined(parts: Sequence[Spectra]) -> Spectra:
-    return Spectra(
-        *(
-            np.concatenate([getattr(part, name) for part in parts], axis=-1)
-            for name in ("t", "seen", "target")
-        )
+def sampled_spectra(chunks: Iterable[Quadratic], M: Any) -> Spectra:
+    """Prompts for a mean that rare ones dominate: of each chunk all those with very large or very small
+    eigenvalues, and every so many of the others, with weights that make up for it."""
+    parts, edges, drawn = [], None, 0
+    for q in chunks:
+        extremes = _extremes(np.asarray(q.gram, np.float64), np.asarray(M, np.float64))
+        edges = np.quantile(extremes, 1 - TAIL, axis=1)[:, None] if edges is None else edges
+        rare = (extremes > edges).any(axis=0)
+        chosen = rare | (np.arange(rare.size) % EVERY == 0)
+        root = np.sqrt(np.where(rare, 1.0, EVERY)[chosen])
+        gram, moment, target = (np.asarray(a)[..., chosen] for a in (q.gram, q.moment, q.target))
+        probe = np.asarray(q.probe)
+        found = spectra(gram, moment, probe if probe.ndim == 2 else probe[..., chosen], target, M)
+        parts.append(Spectra(found.t, found.seen * root, found.target * root))
+        drawn += rare.size
+    kept = sum(part.prompts for part in parts)
+    scale = np.sqrt(kept / drawn)
+    t, seen, target = (
+        np.concatenate([getattr(part, name) for part in parts], axis=-1) for name in ("t", "seen", "target")
     )
+    return Spectra(t, scale * seen, scale * target)
+
+
+def _extremes(gram: Float[np.ndarray, "d d prompts"], M: np.ndarray) -> Float[np.ndarray, "2 prompts"]:
+    """What grows with the largest and with one over the smallest eigenvalue of M G: traces of its square and, but
+    for a little, of its inverse."""
+    MG = np.moveaxis(np.einsum("ij,jkn->ikn", M, gram), -1, 0)
+    little = 1e-6 * np.trace(MG, axis1=1, axis2=2).mean() * np.eye(len(M))
+    inverse = np.linalg.inv(MG + little)
+    return np.stack([np.einsum("nij,nji->n", MG, MG), np.trace(inverse, axis1=1, axis2=2)])
 
 
 def on_eigenvalues(method: Method, t: Float[Array, "d prompts"]) -> Float[Array, "d prompts"]:
@@ -249,7 +274,7 @@ def _best(template: Numbers, starts: list[Numbers], train: Spectra, judge: Spect
     ends = list(in_threads(lambda start: fitted.fit(vector_of(start), train[:FEW], STEPS[0]), starts))
     different: list[tuple[np.ndarray, float]] = []
     for end in sorted(ends, key=lambda end: end[1]):
-        if all(abs(end[1] / known[1] - 1) > 0.02 for known in different):
+        if len(different) < 3 and all(abs(end[1] / known[1] - 1) > 0.02 for known in different):
             different.append(end)
     vectors = list(in_threads(lambda end: fitted.fit(end[0], train[:SOME], STEPS[1])[0], different))
     best = min(vectors, key=lambda vector: float(fitted.losses(vector, judge[: 3 * SOME]).mean()))

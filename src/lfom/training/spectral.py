@@ -18,10 +18,11 @@ from lfom.core.preconditioners import Shared
 from lfom.core.problems import Quadratic
 from lfom.core.readers import Gradient
 from lfom.core.vectors import from_vector, parameters, vector_of
-from lfom.limits.spectral import NumberFit, Spectra, fitted_depths, joined, refitted, spectra
+from lfom.limits.spectral import NumberFit, Spectra, fitted_depths, refitted, sampled_spectra
 from lfom.training.state import Phase, Setting, State
 
-PROMPTS = 100_000  # that the numbers are fitted to
+PROMPTS = 600_000  # that are drawn for the numbers; a part of those that say little is used
+CHUNK = 20_000  # of them at a time
 LAYERS = 3  # at most, of the model that finds M
 
 
@@ -92,15 +93,16 @@ def _cut(plain: Any, depth: int) -> Method:
 
 @jit_draws
 def _draw(source: Any, run: Array, key: Array, chunk: Array) -> Quadratic:
+    """One source of CHUNK prompts of this run."""
     return source.draw(jax.tree.map(lambda a: a[run], source.arrays), key, chunk)
 
 
 def _drawn(setting: Setting, state: State, run: int, M: np.ndarray, which: tuple[int, int]) -> Spectra:
     """Prompts to fit to (0, how many), or others to judge by (1, how many)."""
+    source = replace(setting.source, chunk=CHUNK)
     key = setting.keys(state.phase, 1 + which[0])[run]
-    count = max(which[1] // setting.source.chunk, 1)
-    drawn = [_draw(setting.source, jnp.asarray(run), key, jnp.asarray(chunk)) for chunk in range(count)]
-    return joined([spectra(q, M) for q in drawn])
+    numbers = range(max(which[1] // CHUNK, 1))
+    return sampled_spectra((_draw(source, jnp.asarray(run), key, jnp.asarray(i)) for i in numbers), M)
 
 
 def _vector(template: Any, found: Method, M: np.ndarray) -> np.ndarray:
