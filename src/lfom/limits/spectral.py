@@ -29,7 +29,7 @@ from lfom.core.vectors import Parameters, from_vector, parameters, vector_of
 DAMPING = 1e-2  # of the first step
 LEAST_GAIN = 1e-5  # of the loss, relative: below it a fit ends
 PIECE, BLOCK = 10_000, 500  # prompts of one call, and of one step in it
-FEW, SOME = 1_500, 10_000  # prompts to find valleys with, and to compare them
+FEW, SOME = 3_000, 10_000  # prompts to find valleys with, and to compare them
 
 # Where the query has numbers of its own, there are deeper valleys far from the method without memory, in the last
 # three layers. Starts in three of them, found by a search from 200 random ones (docs/design.md): a and b as factors
@@ -41,7 +41,7 @@ VALLEYS = (
 )
 LATE = 3  # layers that these are for
 TAIL, EVERY = 0.03, 12  # the share of prompts that are all taken, and of which others one is
-GUESSES = (0.3, 0.5, 0.8, 1.1)  # of b
+GUESSES, LONGER = (0.3, 0.45, 0.6, 0.8, 1.1), (1.0, 1.5)  # of b, and factors on the last step
 STEPS = (150, 20, 12)  # on few prompts, on some of them, on all
 REFITS = (10, 6)  # on some and on all, where numbers are known from other prompts
 
@@ -274,7 +274,7 @@ def _best(template: Numbers, starts: list[Numbers], train: Spectra, judge: Spect
     ends = list(in_threads(lambda start: fitted.fit(vector_of(start), train[:FEW], STEPS[0]), starts))
     different: list[tuple[np.ndarray, float]] = []
     for end in sorted(ends, key=lambda end: end[1]):
-        if len(different) < 3 and all(abs(end[1] / known[1] - 1) > 0.02 for known in different):
+        if len(different) < 4 and all(abs(end[1] / known[1] - 1) > 1e-3 for known in different):
             different.append(end)
     vectors = list(in_threads(lambda end: fitted.fit(end[0], train[:SOME], STEPS[1])[0], different))
     best = min(vectors, key=lambda vector: float(fitted.losses(vector, judge[: 3 * SOME]).mean()))
@@ -289,7 +289,8 @@ def _grown(template: Numbers, shallow: Numbers, t: np.ndarray) -> list[Numbers]:
         known = _with(shallow, b=[*np.asarray(shallow.reader.B.scale)[:-1], guess])
         problem = Quadratic(as_array(t[None, None]), as_array(np.ones_like(t)[None]))
         T = trace(known, problem, None, lambda state, past: None)[1].context.T
-        found.append(_stepping(_filled(template, known), np.asarray(T[0, 0]) ** 2 * t))
+        left = np.asarray(T[0, 0]) ** 2 * t
+        found += [_stepping(_filled(template, known), left, longer) for longer in LONGER]
     return found
 
 
@@ -300,9 +301,9 @@ def _with(model: Numbers, a: Any = None, b: Any = None) -> Numbers:
     return eqx.tree_at(lambda m: (m.reader.A.scale, m.reader.B.scale), model, numbers)
 
 
-def _stepping(model: Numbers, left: np.ndarray) -> Numbers:
-    """The last step is the best one for these eigenvalues."""
-    return _with(model, a=[*np.asarray(model.reader.A.scale)[:-1], left.mean() / (left**2).mean()])
+def _stepping(model: Numbers, left: np.ndarray, longer: float = 1.0) -> Numbers:
+    """The last step is the best one for these eigenvalues, or longer than that."""
+    return _with(model, a=[*np.asarray(model.reader.A.scale)[:-1], longer * left.mean() / (left**2).mean()])
 
 
 def _filled(template: Numbers, shallow: Numbers) -> Numbers:
