@@ -30,7 +30,7 @@ def test_second_moments_are_those_that_the_docstring_gives(name: str) -> None:
     data, factor = CASES[name]
     np.testing.assert_allclose(data.covariance, factor * S, rtol=1e-5, atol=1e-6)
     prompts = draw_prompts(data, jax.random.key(0), COUNT)
-    largest = factor * np.linalg.norm(S, 2)
+    largest = float(factor * np.linalg.norm(S, 2))
     X = np.asarray(prompts.X, np.float64).reshape(-1, 3)
     np.testing.assert_allclose(X.T @ X / len(X), factor * S, atol=TOLERANCE[name] * largest)
     w = np.asarray(prompts.weights, np.float64)
@@ -79,7 +79,9 @@ def test_with_d_half_as_shape_covariates_are_normal() -> None:
     normal = LinearRegression(SPECTRUM, CONTEXT)
     np.testing.assert_allclose(data.covariance, normal.covariance, rtol=1e-5)
     eigenvalues = [
-        np.linalg.eigvalsh(np.moveaxis(np.asarray(draw_quadratics(one, jax.random.key(5), COUNT).gram), -1, 0))
+        np.linalg.eigvalsh(
+            np.moveaxis(np.asarray(draw_quadratics(one, jax.random.key(5), COUNT).gram), -1, 0)
+        )
         for one in (data, normal)
     ]
     for power in (1, 2, 3):
@@ -95,7 +97,9 @@ def test_training_reaches_the_sampled_optimum_of_the_sphere() -> None:
     assert (optimum.roots.imag == 0).all()
     model = lfom.linear_transformer(2, 2, key=key)
     trained = lfom.fit(model, data, key=key, optimiser=lfom.LeastSquares(first=2_000, last=8_000)).model()
-    found = lfom.evaluate({"trained": trained, "optimum": optimum}, data, prompts=40_000, key=jax.random.key(7))
+    found = lfom.evaluate(
+        {"trained": trained, "optimum": optimum}, data, prompts=40_000, key=jax.random.key(7)
+    )
     assert abs(found["trained"].minus(found["optimum"])[0]) < 0.05
 
 
