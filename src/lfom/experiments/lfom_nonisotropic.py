@@ -8,19 +8,25 @@ from lfom.experiments.workbench import A_THEN_GAMMA, WITH_PHASES, Outcome, Workb
 
 CURVES = ("Memformer", "Linear Transformer")
 CONVERGED = ("Memformer", "Memformer, untied", "Memformer, tied scalar", "Linear Transformer")
-TRAINED_BY = {"paper": CURVES, "converged": CONVERGED, A_THEN_GAMMA: ("Memformer",)}
+# Its Gamma begins at 0, so that training A alone is training a Linear Transformer, as in Appendix D.
+FROM_ZERO = "Memformer, own 1"
+TRAINED_BY = {"paper": CURVES, "converged": CONVERGED, A_THEN_GAMMA: (FROM_ZERO,)}
+MEMFORMER = {"paper": "Memformer", "converged": "Memformer", A_THEN_GAMMA: FROM_ZERO}
 RIVALS = ("CGD", "NAG", "Momentum GD", "NAG, tuned", "Momentum GD, tuned")
 
 
 def compared(
-    bench: Workbench, data: PerRun, label: str = "main", prompts: int | None = None
+    bench: Workbench, data: PerRun, label: str = "main", prompts: int | None = None, variants: bool = True
 ) -> tuple[Curves, Claims]:
-    """The curves of the figure on any data, and what the paper says of them."""
-    wanted = [(c, t) for t in bench.trainings for c in TRAINED_BY[t]]
+    """The curves of the figure on any data, and what the paper says of them. variants: of the bank as well."""
+    trained = TRAINED_BY if variants else TRAINED_BY | {"converged": CURVES}
+    wanted = [(c, t) for t in bench.trainings for c in trained[t]]
+    if A_THEN_GAMMA in bench.trainings:
+        wanted.append((FROM_ZERO, "paper"))
     found = bench.curves(wanted, data, label=label, prompts=prompts)
     claims = Claims("3.3")
     for training in bench.trainings:
-        ours = found["Memformer", training]
+        ours = found[MEMFORMER[training], training]
         for rival in RIVALS:
             claims.add(
                 f"memformer-beats-{slug(rival)}-{slug(training)}",
@@ -35,7 +41,7 @@ def compared(
                 lower(found["Memformer", training], found["Linear Transformer", training], 0.02, (2, 3, 4)),
             )
     if A_THEN_GAMMA in bench.trainings:
-        ours, together = found["Memformer", A_THEN_GAMMA], found["Memformer", "paper"]
+        ours, together = found[FROM_ZERO, A_THEN_GAMMA], found[FROM_ZERO, "paper"]
         plain, steps = found["Linear Transformer", "paper"], bench.preset.adam_steps
         claims.add(
             "first-a-then-gamma-is-better",
@@ -71,14 +77,17 @@ class LfomNonisotropic(Experiment):
         "the exact optimum of the class and the authors' curves."
     )
     trained = (
-        "Full A in every layer. paper: Adam as in the paper's text. A, then Gamma: the same Adam steps on A alone, "
-        "then as many on Gamma alone (Appendix D). converged: least squares on fresh prompts. Scored on fresh prompts with the query averaged out."
+        "Full A in every layer. paper: Adam as in the paper's text. A, then Gamma (Appendix D): the same "
+        "Adam steps on A alone, then as many on Gamma alone, for tied numbers that begin at 0 (own coefficient 1). "
+        "converged: least squares on fresh prompts. Scored on fresh prompts with the query averaged out."
     )
     trainings = WITH_PHASES
 
     def run(self, bench: Workbench) -> Outcome:
         found, claims = compared(bench, bench.data())
         main = ["CGD|none", "NAG, tuned|none", "Momentum GD, tuned|none", "exact optimum|none"]
-        main += [*keys((c, t) for t in bench.trainings for c in CURVES if (c, t) in found)]
+        main += keys(
+            (c, t) for t in bench.trainings for c in (MEMFORMER[t], "Linear Transformer") if (c, t) in found
+        )
         main += ["Memformer|published", "Linear Transformer|published"]
         return Outcome(curve_rows(found, self.name), claims, main)

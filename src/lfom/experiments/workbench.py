@@ -40,17 +40,18 @@ TUNED: dict[str, Callable[..., Any]] = {
 
 @dataclass(frozen=True)
 class Preset:
-    """How many prompts and steps; never what is computed."""
+    """How many prompts and steps; what is computed is the same, but for what says that it is `long`."""
 
     name: str
     prompts: int  # fresh prompts of a score
     adam_steps: int
     least_squares: float  # factor on the prompts of least squares
+    long: bool = False  # whether trainings of minutes are made that no other figure needs
 
 
 PRESETS = {
     "quick": Preset("quick", 200_000, 1_000, 1.0),
-    "full": Preset("full", 1_000_000, 1_000, 4.0),
+    "full": Preset("full", 1_000_000, 1_000, 4.0, long=True),
 }
 
 
