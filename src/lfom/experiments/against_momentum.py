@@ -1,13 +1,10 @@
 """Figures nag_vs_Memformer and mgd_vs_Memformer: the LFOM Memformer against one classical method, tuned and not."""
 
 from lfom.experiments.experiment import Experiment
-from lfom.experiments.lfom_nonisotropic import MEMFORMER
+from lfom.experiments.lfom_nonisotropic import MEMFORMER, memformer_pairs
 from lfom.experiments.rows import curve_rows
 from lfom.experiments.statistics import Claims, at_most, below, compare, slug
-from lfom.experiments.workbench import A_THEN_GAMMA, WITH_PHASES, Outcome, Workbench, keys
-
-PLAIN = ("Linear Transformer",)
-OTHERS: dict[str, tuple[str, ...]] = {"paper": PLAIN, "converged": PLAIN, A_THEN_GAMMA: ()}  # it has no Gamma
+from lfom.experiments.workbench import WITH_PHASES, Outcome, Workbench, keys
 
 
 class AgainstMomentum(Experiment):
@@ -24,8 +21,7 @@ class AgainstMomentum(Experiment):
         self.shows = f"{words[0].upper()}{words[1:]} with the step size of Appendix B and with the best one for each depth, against the Memformer."
 
     def run(self, bench: Workbench) -> Outcome:
-        rival = self.rival
-        trained = [(c, t) for t in bench.trainings for c in (MEMFORMER[t], *OTHERS[t])]
+        rival, trained = self.rival, memformer_pairs(bench)
         found = bench.curves(trained, bench.data())
         tuned, given = found[f"{rival}, tuned", "none"], found[rival, "none"]
         claims = Claims("Appendix B")

@@ -15,6 +15,12 @@ MEMFORMER = {"paper": "Memformer", "converged": "Memformer", A_THEN_GAMMA: FROM_
 RIVALS = ("CGD", "NAG", "Momentum GD", "NAG, tuned", "Momentum GD, tuned")
 
 
+def memformer_pairs(bench: Workbench) -> list[tuple[str, str]]:
+    """(curve, training) of the Memformer of each training, and of the Linear Transformer, which has no Gamma."""
+    plain = [("Linear Transformer", t) for t in bench.trainings if t != A_THEN_GAMMA]
+    return [*((MEMFORMER[t], t) for t in bench.trainings), *plain]
+
+
 def compared(
     bench: Workbench, data: PerRun, label: str = "main", prompts: int | None = None, variants: bool = True
 ) -> tuple[Curves, Claims]:
@@ -86,8 +92,6 @@ class LfomNonisotropic(Experiment):
     def run(self, bench: Workbench) -> Outcome:
         found, claims = compared(bench, bench.data())
         main = ["CGD|none", "NAG, tuned|none", "Momentum GD, tuned|none", "exact optimum|none"]
-        main += keys(
-            (c, t) for t in bench.trainings for c in (MEMFORMER[t], "Linear Transformer") if (c, t) in found
-        )
+        main += keys(memformer_pairs(bench))
         main += ["Memformer|published", "Linear Transformer|published"]
         return Outcome(curve_rows(found, self.name), claims, main)

@@ -144,6 +144,11 @@ class Workbench:
         other.trainings = trainings
         return other
 
+    def only_if_long(self, training: str) -> "Workbench":
+        """The same without a training that this preset has no time for."""
+        rest = {name: how for name, how in self.trainings.items() if name != training or self.preset.long}
+        return self.with_trainings(rest)
+
     def keep(self, name: Any, make: Callable[[], Any]) -> Any:
         """make() the first time it is asked for, the same afterwards; who asks meanwhile waits for it."""
         with self._lock(name):
