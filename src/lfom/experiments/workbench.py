@@ -287,9 +287,10 @@ class Workbench:
             optimum, optima = "exact optimum", {depth: exact_optimum(d, n, depth) for depth in depths}
             if not data[0].has_exact_optimum:
                 key, first = self.stream("optimum", label), as_array(inverses[0])
+                many = 2 * min(self.preset.prompts, 200_000)
                 optimum, optima = (
                     "sampled optimum",
-                    sampled_optima(data[0], depths, key, preconditioner=first, prompts=400_000),
+                    sampled_optima(data[0], depths, key, preconditioner=first, prompts=many),
                 )
             methods[optimum] = {}
             for depth in depths:
