@@ -15,9 +15,9 @@ from lfom.experiments.rows import Row, published_figures, published_rows, run_ro
 from lfom.experiments.statistics import Claims, slug
 from lfom.experiments.workbench import CONTEXT, Outcome, Workbench
 
+AT_MOST = 2.0  # where our own values scatter more, a published one may still not be further away than this
 WITHIN = 0.1  # beside two standard deviations of our own values
 Protocol = Callable[[Workbench], Values]
-fresh, last_batch = theirs.on_fresh, theirs.on_last_batch
 
 
 def _of(find: Callable[..., dict[str, Values]], curve: str, *given: str) -> Protocol:
@@ -29,40 +29,49 @@ def _with(find: Callable[..., Values], *given: object) -> Protocol:
 
 
 CGD, CGD_ON_TEN = _with(theirs.cgd, CONTEXT - 1, BATCH), _with(theirs.cgd, CONTEXT - 1, 10)
-PLAIN, MEMFORMER = "Linear Transformer", "Memformer"
-GDPP = "lfom_gdpp_nonisotropic"
+PLAIN, MEMFORMER, GDPP = "Linear Transformer", "Memformer", "lfom_gdpp_nonisotropic"
+SCALAR, REGISTER_SCALAR = "Linear Transformer, scalar A", "Memformer, register, scalar A"
+BANK, PLAIN_GDPP, BANK_GDPP = "Memformer, own 1", "Linear Transformer, GD++", "Memformer, GD++, own 1"
+GAMMA = ("coefficients",)
 # How each published curve is made; by figure and curve.
 PROTOCOLS: dict[str, dict[str, Protocol]] = {
     "cg_without_preconditioning": {
         "CGD": CGD,
-        MEMFORMER: _with(fresh, "Memformer, register, scalar A"),
-        PLAIN: _with(fresh, "Linear Transformer, scalar A"),
+        MEMFORMER: _with(theirs.fresh, REGISTER_SCALAR, SCALAR),
+        PLAIN: _with(theirs.fresh, SCALAR, SCALAR),
     },
     "cg_with_preconditioning": {
         "CGD": CGD,
-        MEMFORMER: _with(fresh, "Memformer, register"),
-        PLAIN: _with(fresh, PLAIN),
+        MEMFORMER: _with(theirs.fresh, "Memformer, register", PLAIN),
+        PLAIN: _with(theirs.plain_fresh, PLAIN),
     },
-    "lfom_nonisotropic": {"CGD": CGD, MEMFORMER: _with(fresh, MEMFORMER), PLAIN: _with(fresh, PLAIN)},
+    "lfom_nonisotropic": {
+        "CGD": CGD,
+        MEMFORMER: _with(theirs.fresh, BANK, PLAIN),
+        PLAIN: _with(theirs.plain_fresh, PLAIN),
+    },
     "nag_vs_Memformer": {
         "NAG": _of(theirs.with_momentum, "NAG"),
-        MEMFORMER: _with(last_batch, MEMFORMER),
-        PLAIN: _with(fresh, PLAIN),
+        MEMFORMER: _with(theirs.fitted, BANK, PLAIN, GAMMA),
+        PLAIN: _with(theirs.plain_fresh, PLAIN),
     },
     "mgd_vs_Memformer": {
         "Momentum GD": _of(theirs.with_momentum, "Momentum GD"),
-        MEMFORMER: _with(last_batch, MEMFORMER),
-        PLAIN: _with(fresh, PLAIN),
+        MEMFORMER: _with(theirs.fitted, BANK, PLAIN, GAMMA),
+        PLAIN: _with(theirs.plain_fresh, PLAIN),
     },
     GDPP: {
         "CGD": CGD,
-        MEMFORMER: _with(last_batch, "Memformer, GD++"),
-        "Memformer, fresh prompts": _with(fresh, "Memformer, GD++"),
-        PLAIN: _with(last_batch, "Linear Transformer, GD++"),
-        "Linear Transformer, fresh prompts": _with(fresh, "Linear Transformer, GD++"),
+        MEMFORMER: _with(theirs.fitted, BANK_GDPP, PLAIN_GDPP),
+        "Memformer, fresh prompts": _with(theirs.fresh, BANK_GDPP, PLAIN_GDPP),
+        PLAIN: _with(theirs.fitted, PLAIN_GDPP, PLAIN_GDPP),
+        "Linear Transformer, fresh prompts": _with(theirs.fresh, PLAIN_GDPP, PLAIN_GDPP),
     },
-    "batch_size_10": {"CGD": CGD_ON_TEN, MEMFORMER: theirs.on_ten},
-    "5head_attention_experiment": {"CGD": CGD_ON_TEN, "Memformer, 5 heads": theirs.five_heads_on_ten},
+    "batch_size_10": {"CGD": CGD_ON_TEN, MEMFORMER: _with(theirs.fitted, REGISTER_SCALAR, SCALAR, (), 10)},
+    "5head_attention_experiment": {
+        "CGD": CGD_ON_TEN,
+        "Memformer, 5 heads": _with(theirs.fitted, REGISTER_SCALAR, SCALAR, (), 10, theirs.HEADS),
+    },
     "ExtractedLFOMvsCGD": {
         "CGD": theirs.isotropic_cgd,
         **{f"LFOM, batch {size}": _with(theirs.learned, size, group) for size, group in TOGETHER.items()},
@@ -83,10 +92,10 @@ PROTOCOLS: dict[str, dict[str, Protocol]] = {
 # What no other experiment trains and takes minutes: only where the preset says so.
 WITH_GATES = ("mixture_of_experts_ood", "gaussian_mixture_model_ood_lt", "gaussian_mixture_model_ood_mem")
 LONG = {(figure, curve) for figure in WITH_GATES for curve in PROTOCOLS[figure]}
-LONG |= {(GDPP, PLAIN), (GDPP, "Linear Transformer, fresh prompts")}
+LONG |= {(GDPP, curve) for curve in PROTOCOLS[GDPP] if curve != "CGD"}
 RULE = (
     f"at every depth the published value is within {WITHIN} plus two standard deviations of our own values of the same "
-    "protocol, around their mean; standard deviations over all runs, and of what is scored on fresh prompts over "
+    f"protocol, around their mean, and within {AT_MOST:g}; standard deviations over all runs, and of what is scored on fresh prompts over "
     f"{SETS} sets of as many prompts as the authors score, for each run"
 )
 
@@ -100,16 +109,17 @@ class PublishedCurves(Experiment):
         "one query each (10 for the small batches), on fresh prompts where they did so, and otherwise on the prompts that "
         "the model was trained on, or its gates fitted to. One panel for each figure. This says whether a curve can be "
         "had again in the authors' way, not what the model is worth: that is what the other experiments measure on fresh "
-        "prompts. With the quick preset without what takes minutes: experts with gates, and the Linear Transformer "
-        "with GD++."
+        "prompts. With the quick preset without what takes minutes: experts with gates, and GD++."
     )
     trained = (
-        "Adam at 0.01, 1,000 steps, batches of 1,000 resampled every 100, gradients clipped to 0.01 per matrix (NOTES "
-        "2.14). Small batches and the learned LFOM: one fixed set. Experts and gates: one fixed batch for each, 500 steps "
-        "for experts (A, B and Gamma, which is a number here and a table over tokens there) and three gates, 1,000 for one, "
-        "gates from 0, no clipping, as in the authors' notebooks. CGD reads 19 of the 20 examples (20 beside the learned "
-        "LFOM); NAG and momentum GD take the step sizes of Appendix B on the gradient without 1/n. Five heads: on the ten "
-        "prompts of batch_size_10, since the two figures have the same CGD."
+        "As in the authors' notebooks, in two stages. A (with GD++ B too) without memory: Adam at 0.01 with betas 0.99 and "
+        "0.9, 1,000 steps, batches of 1,000 (10 for the small batches) resampled every 100, gradients clipped to 0.01 per "
+        "matrix. Then A and memory: Adam at 0.01, 1,000 steps on one batch, not clipped; Gamma alone in the NAG and momentum "
+        "figures. Linear Transformers of full A: the first stage. Gamma is a number for each layer here (own coefficient "
+        "1), a table over tokens there. Small batches and five heads, which have the same CGD: a register, A a number. "
+        "Learned LFOM: one fixed set, Adam as in NOTES 2.14. Experts and gates: one batch for each, 500 steps for experts (A, "
+        "B and Gamma) and three gates, 1,000 for one, gates from 0, not clipped. CGD reads 19 of the 20 examples (20 beside "
+        "the learned LFOM); NAG and momentum GD take the step sizes of Appendix B on the gradient without 1/n."
     )
     y_label = dict.fromkeys(PROTOCOLS, "") | {figure: figure for figure in PROTOCOLS}
     x_label = dict.fromkeys(PROTOCOLS, "layers or steps")
@@ -152,7 +162,8 @@ def both_rows(figure: str, published: list[Row], ours: Values) -> list[Row]:
 
 
 def tolerance(values: np.ndarray) -> float:
-    return WITHIN + 2 * float(values.std(ddof=1)) if values.size > 1 else WITHIN
+    spread = float(values.std(ddof=1)) if values.size > 1 else 0.0
+    return min(WITHIN + 2 * spread, AT_MOST)
 
 
 def add_claim(claims: Claims, figure: str, published: list[Row], ours: Values) -> None:

@@ -88,6 +88,9 @@ MODELS: dict[str, CurveModel] = {
     "Memformer, own 1": CurveModel({"memory": "bank", "tied": True, "own_is_one": True}),
     "Linear Transformer, GD++": CurveModel({"memory": "none", "covariates": True}, few_prompts),
     "Memformer, GD++": CurveModel({"memory": "bank", "covariates": True}, few_prompts),
+    "Memformer, GD++, own 1": CurveModel(
+        {"memory": "bank", "covariates": True, "tied": True, "own_is_one": True}, few_prompts
+    ),
     "Conjugate register": CurveModel({"memory": "conjugate"}),
 }
 
