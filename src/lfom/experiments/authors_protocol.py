@@ -163,6 +163,18 @@ def fitted(
     return on_its_batch(bench, second(bench, model, plain, train, size, heads), size)
 
 
+@kept
+def in_one_stage(bench: Workbench, model: str) -> Values:
+    """Trained as the paper's text says: everything at once, on batches that are resampled (NOTES 2.14)."""
+    return on_fresh(bench, bench.trained(model, "paper", bench.data()))
+
+
+def on_last_batch(bench: Workbench, model: str) -> Values:
+    """The same, scored on the batch that training ended with."""
+    last = np.asarray(bench.trained(model, "paper", bench.data()).history[-1]["log_loss"])
+    return {d: last[:, at, None] for at, d in enumerate(DEPTHS)}
+
+
 def of_set(found: OnSets, size: int) -> Values:
     """Trained on one set of prompts and scored on it."""
     return {d: score.log_mean[:, -1:] for d, score in found.at_size(size)[0].items()}

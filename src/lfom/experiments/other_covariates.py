@@ -21,8 +21,8 @@ SHOWN = ("CGD", "NAG, tuned", "Momentum GD, tuned", "sampled optimum", "Memforme
 
 
 def covariates(bench: Workbench, kind: str) -> PerRun:
-    """With the spectrum and the rotations of the main figure."""
-    each = bench.data().each()
+    """With the spectrum and the rotations of the main figure; with the quick preset, of two runs."""
+    each = bench.data().each()[: bench.runs if bench.preset.long else 2]
     return PerRun([COVARIATES[kind](one.spectrum, one.context, rotation=one.rotation) for one in each])
 
 
@@ -35,7 +35,7 @@ class OtherCovariates(Experiment):
         "a gamma variable (shape 0.1, scale 10), each then multiplied by the root of the covariance. Here is the figure "
         "lfom_nonisotropic on both. Whitened, both are rotation invariant as normal covariates are, so that the best A_l "
         "are multiples of one matrix; the optimum of the class is computed from sampled moments. With the quick preset the "
-        "sphere alone, at convergence."
+        "sphere alone, at convergence, in two runs."
     )
     trained = (
         "As in lfom_nonisotropic. w* has the inverse of E[x x^T] as covariance, so that predicting 0 scores log 5 as in all "
