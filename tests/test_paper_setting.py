@@ -2,10 +2,12 @@
 
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import lfom
+from lfom import InputError
 from lfom.core.parameters import leaves
 from lfom.core.runs import PerRun
 from lfom.experiments import (
@@ -97,6 +99,38 @@ def test_scores_are_of_sets_of_the_authors_size(bench: Workbench, monkeypatch: p
     assert prompts.target.shape == (2, 1, 2_000)  # one query each
     np.testing.assert_allclose(found[1].mean(), 0.729, atol=0.15)  # the published value, NOTES 2.10
     np.testing.assert_allclose(np.exp(found[4]).mean(), np.exp(authors_protocol.cgd(bench, 19, 10)[4]).mean())
+
+
+def test_the_second_stage_goes_on_from_the_readers_of_the_first(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(authors_protocol, "STEPS", 100)
+    plain, model = "Linear Transformer, scalar A", "Memformer, register, scalar A"
+    first = authors_protocol.first(bench, plain, 10)
+    found = authors_protocol.second(bench, model, plain, ("coefficients",), 10)
+    np.testing.assert_array_equal(numbers(found, "A"), numbers(first, "A"))  # not free in the second
+    untrained = np.concatenate([np.ones(4), np.zeros(4)])  # alpha and gamma
+    assert np.abs(np.sort(numbers(found, "coefficients")) - np.sort(untrained)).max() > 0.01
+    own = authors_protocol.on_its_batch(bench, found, 10)
+    assert {d: each.shape for d, each in own.items()} == dict.fromkeys((1, 2, 3, 4), (2, 1))
+    before = authors_protocol.on_its_batch(bench, first, 10)
+    assert (own[4] < before[4]).all()  # on the prompts that it was fitted to
+
+
+@pytest.mark.parametrize("beta", ["beta1", "beta2"])
+def test_adams_betas_are_taken_and_checked(beta: str) -> None:
+    changed: dict[str, Any] = {beta: 0.5}
+    with pytest.raises(InputError, match=f"{beta} is 1.0: .* below 1"):
+        lfom.Adam(**(changed | {beta: 1.0}))
+    gradients = (1.0, -3.0)
+    one, other = (adam.optimiser() for adam in (lfom.Adam(), lfom.Adam(**changed)))
+    moved = []
+    for rule in (one, other):
+        state, update = rule.init(jnp.zeros(1)), jnp.zeros(1)
+        for gradient in gradients:
+            update, state = rule.update(jnp.full(1, gradient), state)
+        moved.append(float(update[0]))
+    assert abs(moved[0] - moved[1]) > 1e-4
 
 
 def test_verdicts_stand_side_by_side(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
