@@ -72,6 +72,7 @@ def things() -> Iterator[Any]:
     yield best.as_algorithm()
     base = lfom.LinearRegression([1.0, 0.5], 8)
     yield lfom.AnyOf([lfom.HeavyTailed(base, 5), lfom.RandomScale(base, 0.5, 2.0)])
+    yield lfom.AnyOf([lfom.OnSphere([1.0, 0.5], 8), lfom.GammaLengths([1.0, 0.5], 8)])
     yield lfom.GaussianMixture([[0.0, 1.0]], [1.0], [1.0], 8)
     yield checkpoint()
     yield dataclasses.replace(unfinished(), optimiser=lfom.Adam(steps=7))

@@ -32,6 +32,7 @@ from lfom.methods.classical import (
     ridge,
 )
 from lfom.methods.memformer import linear_transformer, memformer, mixture
+from lfom.prompts.directions import GammaLengths, OnSphere
 from lfom.prompts.distributions import (
     PUBLISHED_SPECTRUM,
     TEXT_SPECTRUM,
@@ -86,6 +87,7 @@ __all__ = [
     "Experiment",
     "Fit",
     "fit",
+    "GammaLengths",
     "GaussianMixture",
     "gd_plus_plus",
     "gradient_descent",
@@ -111,6 +113,7 @@ __all__ = [
     "mixture",
     "momentum",
     "nesterov",
+    "OnSphere",
     "Outcome",
     "parameter",
     "part",

@@ -20,7 +20,7 @@ from lfom.core.methods import Algorithm
 from lfom.core.parameters import check_layers
 from lfom.core.runs import PerRun
 from lfom.limits.optimum import Horner, Optimum
-from lfom.prompts import distributions, shifts
+from lfom.prompts import directions, distributions, shifts
 from lfom.solving.certificate import Certificate
 from lfom.solving.kinds import Kind
 from lfom.solving.records import Accuracy, Record
@@ -30,7 +30,7 @@ from lfom.training.checkpoints import Checkpoint
 
 FIRST = 1 << 16  # bytes that are read before it is known that a file is one of ours
 MOST_LAYERS = 100_000  # of a method none of whose arrays counts layers
-MODULES = (coefficients, memories, methods, preconditioners, readers, distributions, shifts)
+MODULES = (coefficients, memories, methods, preconditioners, readers, directions, distributions, shifts)
 OTHERS = (PerRun, Optimum, Horner, PerPrompt, Adam, LeastSquares, State, Fit, Checkpoint, Certificate, Kind, Accuracy, Record, Structure)  # fmt: skip
 LEARNED: dict[str, Any] = {
     "structure": Structure, "kind": Kind, "record": Record, "certificate": Certificate | None,

@@ -27,7 +27,7 @@ from lfom.core.files import remove_partial, write_whole
 from lfom.core.user_code import module_of
 from lfom.experiments import EXPERIMENTS, experiment_named
 from lfom.experiments.experiment import Experiment, experiments_in
-from lfom.experiments.workbench import PRESETS, TRAININGS, Outcome, Workbench
+from lfom.experiments.workbench import ASKED_WITH, PRESETS, TRAININGS, Outcome, Workbench
 from lfom.report import plot_experiment, read_experiment, write_report, write_verdicts
 from lfom.report.folders import repair_folder, replace_folder
 from lfom.report.results import COLUMNS, SEEDS, Damaged
@@ -227,7 +227,10 @@ def _outcome(one: Experiment, bench: Workbench, chosen: Sequence[str]) -> tuple[
     """chosen: of our trainings; what a user's experiment adds is always run."""
     begun = time.perf_counter()
     bench.say(f"experiment {one.name}")
-    trainings = {name: how for name, how in one.trainings.items() if name in chosen or name not in TRAININGS}
+    asked = {name: ASKED_WITH.get(name, name) for name in one.trainings}
+    trainings = {
+        name: one.trainings[name] for name, by in asked.items() if by in chosen or by not in TRAININGS
+    }
     try:
         return one.run(bench.with_trainings(trainings)), time.perf_counter() - begun
     except Exception as error:

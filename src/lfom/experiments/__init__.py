@@ -6,10 +6,11 @@ from typing import Any
 # In the order in which they are run: those that share models stand together.
 _NAMES = (
     "cg_without_preconditioning", "cg_with_preconditioning", "lfom_nonisotropic", "nag_vs_Memformer",
-    "mgd_vs_Memformer", "lfom_gdpp_nonisotropic", "free_attention", "richer_memory", "efficiency", "sigma_convergence", "layers5", "layers7",
+    "mgd_vs_Memformer", "text_spectrum", "other_covariates", "free_attention", "lfom_gdpp_nonisotropic",
+    "richer_memory", "efficiency", "sigma_convergence", "layers5", "layers7",
     "batch_size_1", "batch_size_10", "batch_size_sweep", "ExtractedLFOMvsCGD", "learnability",
     "5head_attention_experiment", "mixture_of_experts_ood", "adaptation", "how_many_experts",
-    "gaussian_mixture_model_ood_lt", "gaussian_mixture_model_ood_mem",
+    "gaussian_mixture_model_ood_lt", "gaussian_mixture_model_ood_mem", "published_curves",
 )  # fmt: skip
 _FILES = {  # where it is not the name
     "nag_vs_Memformer": "against_momentum", "mgd_vs_Memformer": "against_momentum", "layers5": "deeper",

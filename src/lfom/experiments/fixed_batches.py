@@ -18,7 +18,7 @@ from lfom.core.problems import Quadratic
 from lfom.core.readers import Gradient
 from lfom.core.runs import PerRun, concatenate, joined, take
 from lfom.experiments.rows import Row, by_depth, score_rows, take_runs
-from lfom.experiments.workbench import CONTEXT, DEPTHS, Workbench, kept
+from lfom.experiments.workbench import CONTEXT, DEPTHS, PHASES, Workbench, kept
 from lfom.limits.optimum import exact_optimum
 from lfom.methods.classical import conjugate_gradient
 from lfom.training import Adam, LeastSquares, Score, evaluate, fit
@@ -68,7 +68,7 @@ def train_on_sets(
 ) -> OnSets:
     """`model` fitted to a set of each size (which must divide the largest), for each run and depth.
 
-    paper: Adam, converged: least squares (or the optimiser given), both from the model as it is,
+    paper, and A, then Gamma: Adam; converged: least squares (or the optimiser given), both from the model as it is,
     as far as these very prompts can be fitted. A smaller set is the beginning of a larger one; in
     the computer it is repeated until it is as long, which changes no mean over it: sizes and runs
     are then one axis of one compiled program.
@@ -79,9 +79,10 @@ def train_on_sets(
     items = [take(sets, i) for i in range(runs * len(sizes))]
     if optimiser is None:
         optimiser = LeastSquares(hold_out=0, passes=(15, 1))
-    if training == "paper":
+    if training != "converged":
         optimiser = Adam(steps=bench.preset.adam_steps, batch=largest)
-    found = fit(model, items, key=bench.key, depths=depths, optimiser=optimiser, start="model")
+    phases = PHASES.get(training)
+    found = fit(model, items, key=bench.key, depths=depths, train=phases, optimiser=optimiser, start="model")
     methods: dict[str, Any] = {"ours": {depth: found.per_run(depth) for depth in depths}}
     methods["CGD"] = conjugate_gradient(max(depths))
     if optimum:

@@ -66,6 +66,11 @@ def _published() -> list[dict[str, str]]:
     return list(csv.DictReader(text.splitlines()))
 
 
+def published_figures() -> list[str]:
+    """The figures with published values."""
+    return list(dict.fromkeys(r["experiment"] for r in _published()))
+
+
 def published_rows(experiment: str) -> list[Row]:
     """The authors' published values of a figure."""
     rows = []

@@ -15,6 +15,11 @@ def verdict(*conditions: bool | np.bool_) -> str:
     return "holds" if all(conditions) else "partly" if any(conditions) else "fails"
 
 
+def slug(text: str) -> str:
+    """As a part of a claim's id."""
+    return text.lower().replace(", ", "-").replace(" ", "-")
+
+
 def mean_error(values: np.ndarray) -> tuple[float, float]:
     """The mean over runs and its standard error; 0 for one run."""
     runs = len(values)

@@ -14,12 +14,13 @@ import numpy as np
 from jax import Array
 
 from lfom.core import checks
+from lfom.core.arrays import as_array
 from lfom.core.compiler import jit_draws
 from lfom.core.methods import Algorithm
 from lfom.core.runs import PerRun, by_run, fingerprint
 from lfom.core.threads import in_threads
 from lfom.experiments.rows import Curves, by_depth
-from lfom.limits.optimum import exact_optimum
+from lfom.limits.optimum import exact_optimum, sampled_optima
 from lfom.methods import classical
 from lfom.methods.memformer import memformer
 from lfom.prompts.distributions import PUBLISHED_SPECTRUM, Distribution, LinearRegression, haar_rotation
@@ -39,17 +40,18 @@ TUNED: dict[str, Callable[..., Any]] = {
 
 @dataclass(frozen=True)
 class Preset:
-    """How many prompts and steps; never what is computed."""
+    """How many prompts and steps; what is computed is the same, but for what says that it is `long`."""
 
     name: str
     prompts: int  # fresh prompts of a score
     adam_steps: int
     least_squares: float  # factor on the prompts of least squares
+    long: bool = False  # whether trainings of minutes are made that no other figure needs
 
 
 PRESETS = {
     "quick": Preset("quick", 200_000, 1_000, 1.0),
-    "full": Preset("full", 1_000_000, 1_000, 4.0),
+    "full": Preset("full", 1_000_000, 1_000, 4.0, long=True),
 }
 
 
@@ -81,6 +83,9 @@ MODELS: dict[str, CurveModel] = {
     "Linear Transformer, GD++": CurveModel({"memory": "none", "covariates": True}),
     "Memformer, GD++": CurveModel({"memory": "bank", "covariates": True}),
     "Memformer, GD++, pairs": CurveModel({"memory": "bank", "covariates": True, "gamma": "pair"}),
+    "Memformer, GD++, own 1": CurveModel(
+        {"memory": "bank", "covariates": True, "tied": True, "own_is_one": True}
+    ),
     "Conjugate register": CurveModel({"memory": "conjugate"}),
 }
 
@@ -90,6 +95,12 @@ TRAININGS: dict[str, Training] = {
     "paper": lambda preset, model, d: Adam(steps=preset.adam_steps),
     "converged": lambda preset, model, d: model.converged(preset, d),
 }
+# Appendix D trains the A_l first and then, with these as they are, the coefficients of the memory.
+A_THEN_GAMMA = "A, then Gamma"
+PHASES: dict[str, tuple[tuple[str, ...], ...]] = {A_THEN_GAMMA: (("A",), ("coefficients",))}
+# Of the figures of models with a bank of directions; as many Adam steps in each of the two phases.
+WITH_PHASES: dict[str, Training] = TRAININGS | {A_THEN_GAMMA: TRAININGS["paper"]}
+ASKED_WITH = {A_THEN_GAMMA: "paper"}  # the choice of --training that it belongs to
 
 
 @dataclass(frozen=True)
@@ -130,6 +141,11 @@ class Workbench:
         other = copy.copy(self)
         other.trainings = trainings
         return other
+
+    def only_if_long(self, training: str) -> "Workbench":
+        """The same without a training that this preset has no time for."""
+        rest = {name: how for name, how in self.trainings.items() if name != training or self.preset.long}
+        return self.with_trainings(rest)
 
     def keep(self, name: Any, make: Callable[[], Any]) -> Any:
         """make() the first time it is asked for, the same afterwards; who asks meanwhile waits for it."""
@@ -175,15 +191,16 @@ class Workbench:
         """A model, of a curve (by name) or built by yourself, trained on fresh prompts; training: a name of
         `trainings`."""
         d = data[0].dimension
-        optimiser = self.optimiser(training, model, d)
+        optimiser, phases = self.optimiser(training, model, d), PHASES.get(training)
         name = model if isinstance(model, str) else fingerprint(model)
 
         def make() -> Fit:
             self.say(f"training {model if name is model else label} ({training}, {label})")
             start = self.model(model, d, max(depths)) if isinstance(model, str) else model
-            return fit(start, data, key=self.stream("train", label), depths=depths, optimiser=optimiser)
+            key = self.stream("train", label)
+            return fit(start, data, key=key, depths=depths, train=phases, optimiser=optimiser)
 
-        return self.keep(("fit", name, optimiser, fingerprint(data), label, tuple(depths)), make)
+        return self.keep(("fit", name, optimiser, phases, fingerprint(data), label, tuple(depths)), make)
 
     def optimiser(
         self, training: str, model: str | Algorithm = "Memformer", d: int = 5
@@ -223,14 +240,16 @@ class Workbench:
         label: str = "main",
         models: Mapping[str, str | Algorithm] | None = None,
         baselines: bool | None = None,
+        prompts: int | None = None,
     ) -> Curves:
         """The scores by depth of every (curve, training) wanted, trained side by side and scored together, and
         of what stands in every figure of loss over depth, with training "none": CGD, preconditioned CGD, GD,
-        momentum and NAG tuned for each depth and with the paper's step sizes, the exact optimum of the class.
+        momentum and NAG tuned for each depth and with the paper's step sizes, the exact optimum of the class (where
+        its moments are not known, the optimum of sampled ones, called so).
 
         data: a distribution, which all runs share, or one per run. models: the model of a curve that has another
         name in the figure, or that you built yourself. baselines: by default where the distribution is one for
-        which the exact optimum is known.
+        which the optimum has one matrix. prompts: of the scores, if not as many as the preset says.
         """
         data = PerRun([data] * self.runs) if (several := by_run(data)) is None else several
         baselines = data[0].has_one_matrix if baselines is None else baselines
@@ -241,7 +260,7 @@ class Workbench:
         classical = self._classical(*rest) if baselines else {}
         methods: dict[Any, Any] = {(curve, "none"): one for curve, one in classical.items()}
         methods |= {pair: {d: self.trained(*one).per_run(d) for d in depths} for pair, one in fits.items()}
-        return by_depth(methods, depths, lambda named: self.scores(named, data, label))
+        return by_depth(methods, depths, lambda named: self.scores(named, data, label, prompts))
 
     def _classical(self, data: PerRun, depths: Sequence[int], label: str) -> dict[str, Any]:
         """The methods of `curves` that are not trained, by curve; by depth too where each has its own."""
@@ -263,13 +282,20 @@ class Workbench:
                 tuned = tune_each(build, sample, steps=depths, parameters=1 if name == "GD" else 2)
                 longest = {depth: build(*tuned[depth].parameters, deepest) for depth in depths}
                 methods[f"{name}, tuned"] = {depth: one.truncated(depth) for depth, one in longest.items()}
-            methods["exact optimum"] = {}
+            optimum, optima = "exact optimum", {depth: exact_optimum(d, n, depth) for depth in depths}
+            if not data[0].has_exact_optimum:
+                key, first = self.stream("optimum", label), as_array(inverses[0])
+                many = 2 * min(self.preset.prompts, 200_000)
+                optimum, optima = (
+                    "sampled optimum",
+                    sampled_optima(data[0], depths, key, preconditioner=first, prompts=many),
+                )
+            methods[optimum] = {}
             for depth in depths:
-                # All roots of its polynomial are real, so it is descent with the steps 1 / root.
-                roots = exact_optimum(d, n, depth).roots.real
-                sizes = np.pad(1 / roots, (0, deepest - depth))
+                # All roots of its polynomial are real (of every kernel polynomial), so it is descent with 1 / root.
+                sizes = np.pad(1 / optima[depth].roots.real, (0, deepest - depth))
                 best = [classical.preconditioned_gradient_descent(A, sizes, deepest) for A in inverses]
-                methods["exact optimum"][depth] = PerRun([one.truncated(depth) for one in best])
+                methods[optimum][depth] = PerRun([one.truncated(depth) for one in best])
             return methods
 
         return self.keep(("classical", fingerprint(data), label, tuple(depths)), make)

@@ -58,6 +58,11 @@ class Distribution(eqx.Module):
         need not free them one by one."""
         return False
 
+    @property
+    def has_exact_optimum(self) -> bool:
+        """Whether `exact_optimum` is that of its prompts, which is so for normal covariates."""
+        return False
+
     def prompts(self, key: PRNGKeyArray, count: int) -> Prompt:
         """A batch of `count` prompts on a leading axis."""
         return _prompts(self, jax.random.split(key, checks.count("count", count)))
@@ -118,6 +123,10 @@ class LinearRegression(Distribution):
         return self.weights is None
 
     @property
+    def has_exact_optimum(self) -> bool:
+        return self.has_one_matrix
+
+    @property
     def root(self) -> Any:  # (d, d)
         """F with F^T F = S: x = F^T z for standard normal z."""
         xp, variance, spectrum, rotation = self._known()
@@ -144,7 +153,7 @@ class LinearRegression(Distribution):
         covariates, weights, labels = jax.random.split(key, 3)
         d, dtype = self.dimension, self.spectrum.dtype
         X = jax.random.normal(covariates, (self.context + 1, d), dtype) @ self.root
-        w = self._draw_weights(jax.random.normal(weights, (d,), dtype))
+        w = self.draw_weights(jax.random.normal(weights, (d,), dtype))
         y = X[:-1] @ w + self.noise * jax.random.normal(labels, (self.context,), dtype)
         return Prompt(X[:-1], y, X[-1], X[-1] @ w, w)
 
@@ -180,13 +189,13 @@ class LinearRegression(Distribution):
         factor = _bartlett(normals[:below], chi_squares[: len(degrees)], d)
         z, xi = normals[below : below + d], normals[below + d : below + d + factor.shape[1]]
         half = self._shrunk(matmat(as_array(self.root).T, factor))
-        return half, self._draw_weights(z), xi, chi_squares[len(degrees) :]
+        return half, self.draw_weights(z), xi, chi_squares[len(degrees) :]
 
     def _shrunk(self, total: Array) -> Array:
         """Over sqrt(n)."""
         return total / jnp.sqrt(jnp.asarray(self.context, total.dtype))
 
-    def _draw_weights(self, z: Array) -> Array:
+    def draw_weights(self, z: Array) -> Array:
         """w* from standard normal z (d, *prompts)."""
         if self.weights is not None:
             return jnp.broadcast_to(pad_axes(self.weights, z.ndim), z.shape)
@@ -337,7 +346,7 @@ def _normals_and_chi_squares(
     z = jax.lax.optimization_barrier(jnp.sqrt(jnp.asarray(2, u.dtype)) * jax.scipy.special.erfinv(bounded))
     if not few:
         found = [
-            _chi_square(
+            chi_square(
                 jax.random.fold_in(key, number), jnp.asarray(some, u.dtype)[:, None], (len(some), count)
             )
             for number, some in enumerate((degrees, more), start=1)
@@ -357,8 +366,8 @@ def _normals_and_chi_squares(
     return z[:normals], jnp.stack(chi_squares)
 
 
-def _chi_square(key: PRNGKeyArray, degrees: Array, shape: tuple[int, ...]) -> Array:
-    """Chi-square numbers for degrees of 1 or more, by the method of Marsaglia and Tsang (2000).
+def chi_square(key: PRNGKeyArray, degrees: Array, shape: tuple[int, ...]) -> Array:
+    """Chi-square numbers for any degrees above 0, by the method of Marsaglia and Tsang (2000).
 
     Whole arrays are proposed until every entry is accepted (three rounds or so), which on a CPU
     is several times faster than jax.random.gamma's loop per entry.

@@ -31,7 +31,8 @@ class Adam:
     schedule: "constant", or "cosine" (down to zero over all steps). warmup: so many of the steps at first, in
     which the learning rate grows from zero. log: the gradient is that of the log of the batch's loss, so that
     it does not fade with the loss. averaged: the query is averaged out where the distribution does so, instead
-    of one per prompt. resample: steps on one batch before another is drawn.
+    of one per prompt. resample: steps on one batch before another is drawn. beta1, beta2: what stays of the running means
+    of the gradient and of its square after a step.
     """
 
     steps: int = 1_000
@@ -43,6 +44,8 @@ class Adam:
     warmup: int = 0
     log: bool = False
     averaged: bool = False
+    beta1: float = 0.9
+    beta2: float = 0.999
 
     # What a fit asks of a way to train (LeastSquares has the same).
     chunk: ClassVar[int] = 2_000
@@ -55,6 +58,12 @@ class Adam:
         checks.positive("learning_rate", self.learning_rate)
         checks.positive("clip", self.clip)
         checks.known("schedule", self.schedule, ("constant", "cosine"))
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise checks.InputError(
+                    f"{name} is {getattr(self, name)}: it is the part of a running mean that stays, 0 or more and "
+                    "below 1."
+                )
         if not 0 <= self.warmup < self.steps:
             raise checks.InputError(f"warmup is {self.warmup}: it is a part of the {self.steps} steps.")
 
@@ -83,7 +92,7 @@ class Adam:
             rising = optax.linear_schedule(0.0, self.learning_rate, self.warmup)
             flat = rate if callable(rate) else optax.constant_schedule(rate)
             rate = optax.join_schedules([rising, flat], [self.warmup])
-        return optax.adam(rate)
+        return optax.adam(rate, b1=self.beta1, b2=self.beta2)
 
 
 def clip_groups(gradient: Float[Array, " p"], groups: np.ndarray, limit: float) -> Float[Array, " p"]:
