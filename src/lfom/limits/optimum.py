@@ -214,14 +214,17 @@ def sampled_optimum(
     prompts: a million by default, 200,000 of GD++, which has to be fitted.
     """
     if covariates:
-        options: dict[str, Any] = {"preconditioner": preconditioner, "prompts": prompts or 200_000}
+        options: dict[str, Any] = {
+            "preconditioner": preconditioner,
+            "prompts": 200_000 if prompts is None else prompts,
+        }
         return gdpp_optima(distribution, [depth], key, memory=memory or "none", **options)[depth]
     if memory is not None:
         raise InputError(
             "memory makes no difference to this optimum, which every memory of numbers reaches: leave it out, or pass "
             "covariates=True for GD++."
         )
-    options = {"preconditioner": preconditioner, "prompts": prompts or 1_000_000}
+    options = {"preconditioner": preconditioner, "prompts": 1_000_000 if prompts is None else prompts}
     return sampled_optima(distribution, [depth], key, **options)[depth]
 
 
