@@ -110,7 +110,7 @@ def test_one_training_goes_on_where_the_one_before_it_ended() -> None:
 def test_least_squares_after_adam_begins_with_what_adam_found() -> None:
     model = memformer(2, 2, memory="none", scale=0.1, key=jax.random.key(0))
     data, states = LinearRegression([1.0, 0.5], 8), []
-    both = [Adam(200, 100, 50, 0.03, 1.0), LeastSquares(first=2_000, last=2_000, passes=(1, 1))]
+    both: list[Any] = [Adam(200, 100, 50, 0.03, 1.0), LeastSquares(first=2_000, last=2_000, passes=(1, 1))]
 
     def trained(**options: Any) -> Any:
         return fit(model, data, key=KEY, optimiser=both, **options)

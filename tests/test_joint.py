@@ -194,7 +194,7 @@ def experts(depth: int = 2) -> Mixture:
 
 
 def test_a_mixture_of_any_p_and_q_is_trained_and_scored() -> None:
-    model = experts()
+    model: Any = experts()
     assert model.views == ("joint", "tokens")
     adam = Adam(200, 100, 1, 0.01, 1.0, averaged=True)
     trained = fit(model, DATA, key=KEY, optimiser=adam, train=("gates",)).model()

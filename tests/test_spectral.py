@@ -17,8 +17,8 @@ from lfom import (
     fit,
     memformer,
     run,
+    sampled_optimum,
 )
-from lfom import sampled_optimum
 from lfom.core.coefficients import Pair, Scalar
 from lfom.core.memories import Bank, Forget, Memory
 from lfom.core.preconditioners import Scaled, Shared
