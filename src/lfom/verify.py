@@ -434,5 +434,10 @@ CHECKS: dict[str, Callable[[np.random.Generator], float]] = {
     "Appendix D: stationary at a multiple of S^-1": check_stationarity,
 }
 
-MANY_SMALL = (check_views, check_joint, check_spectral, check_tokens)  # many methods of one small size: run op by op, since a program for
+MANY_SMALL = (
+    check_views,
+    check_joint,
+    check_spectral,
+    check_tokens,
+)  # many methods of one small size: run op by op, since a program for
 # each of them takes longer to compile than all of their operations
