@@ -8,6 +8,7 @@ import pytest
 
 from lfom import Adam, InputError, LeastSquares, LinearRegression, PerRun, fit, memformer
 from lfom.core.vectors import vector_of
+from lfom.training.fitting import plan
 from tests.one_number import Moody, numbers
 
 STEPS = 100
@@ -120,6 +121,17 @@ def test_least_squares_after_adam_begins_with_what_adam_found() -> None:
     losses = [row["log_loss"][0][0] for row in whole.history]
     assert abs(losses[2] - losses[1]) < 0.4  # it did not begin anew, far away
     assert trained(resume=states[1]).vectors.tobytes() == whole.vectors.tobytes()  # Adam's last
+
+
+def test_a_second_training_keeps_the_form_that_the_first_one_found() -> None:
+    """Full matrices begin as one only where training begins anew."""
+    model, squares = memformer(2, 2, key=KEY), LeastSquares()
+
+    def names(*optimisers: Any) -> list[str]:
+        return [phase.name for phase in plan(model, optimiser=optimisers)]
+
+    assert names(squares, squares) == ["all, one matrix", "all, every matrix", "all"]
+    assert names(Adam(), squares) == ["all", "all"]
 
 
 def test_every_run_begins_with_its_own_model() -> None:

@@ -24,6 +24,7 @@ from lfom.core.memories import Bank, Forget, Memory
 from lfom.core.preconditioners import Scaled, Shared
 from lfom.core.problems import Quadratic
 from lfom.core.readers import Gradient
+from lfom.core.unroll import losses
 from lfom.limits.gdpp import gdpp_optima
 from lfom.limits.spectral import on_eigenvalues, spectra
 from lfom.prompts.distributions import PUBLISHED_SPECTRUM
@@ -92,6 +93,15 @@ def test_its_method_scores_what_it_promises(optima: dict[int, Any]) -> None:
     score = evaluate({"optimum": optima[2]}, PAPER, prompts=40_000, key=jax.random.key(5))["optimum"]
     error = np.hypot(score.log_stderr[0, -1], optima[2].log_stderr)
     assert abs(score.log_loss - optima[2].log_loss) < 4 * error
+
+
+def test_the_loss_is_that_of_other_prompts() -> None:
+    data, key = LinearRegression([1.0, 0.5], 6, noise=0.3), jax.random.key(4)
+    found = gdpp_optima(data, (2,), key, prompts=100)[2]
+    trained, others = (data.quadratics(one, 50) for one in jax.random.split(key, 2))
+    own, wanted = (float(losses(found.method, q)[-1].mean()) for q in (trained, others))
+    np.testing.assert_allclose(found.loss, wanted, rtol=1e-3)
+    assert abs(own / wanted - 1) > 0.01
 
 
 def test_gdpp_is_fitted_to_its_optimum(optima: dict[int, Any]) -> None:

@@ -177,6 +177,7 @@ def sampled_optimum(
     preconditioner: Array | None = ...,
     covariates: Literal[False] = ...,
     prompts: int | None = ...,
+    chunk: int | None = ...,
 ) -> Optimum: ...
 
 
@@ -190,6 +191,7 @@ def sampled_optimum(
     covariates: Literal[True],
     memory: str | None = ...,
     prompts: int | None = ...,
+    chunk: int | None = ...,
 ) -> FittedOptimum: ...
 
 
@@ -202,6 +204,7 @@ def sampled_optimum(
     covariates: bool = False,
     memory: str | None = None,
     prompts: int | None = None,
+    chunk: int | None = None,
 ) -> Optimum | FittedOptimum:
     """The optimum on any distribution, label noise included, from sampled prompts.
 
@@ -211,20 +214,18 @@ def sampled_optimum(
 
     covariates: of GD++ with A_l = a_l preconditioner and B_l = b_l I, instead of what leaves covariates as they
     are; memory: "none", or a bank of "scalar" or "pair" numbers, which makes a difference there only.
-    prompts: a million by default, 200,000 of GD++, which has to be fitted.
+    prompts: a million by default, 200,000 of GD++, which has to be fitted. chunk: how many are drawn at once.
     """
+    options: dict[str, Any] = {"preconditioner": preconditioner}
+    options |= {} if prompts is None else {"prompts": prompts}
+    options |= {} if chunk is None else {"chunk": chunk}
     if covariates:
-        options: dict[str, Any] = {
-            "preconditioner": preconditioner,
-            "prompts": 200_000 if prompts is None else prompts,
-        }
         return gdpp_optima(distribution, [depth], key, memory=memory or "none", **options)[depth]
     if memory is not None:
         raise InputError(
             "memory makes no difference to this optimum, which every memory of numbers reaches: leave it out, or pass "
             "covariates=True for GD++."
         )
-    options = {"preconditioner": preconditioner, "prompts": 1_000_000 if prompts is None else prompts}
     return sampled_optima(distribution, [depth], key, **options)[depth]
 
 
