@@ -112,7 +112,7 @@ def relative(found: Any, wanted: Any) -> float:
 
 
 def _against_iterates(algorithm: Algorithm, prompt: Prompt, w: list[np.ndarray]) -> float:
-    """Both views of an algorithm against the iterates of the reference."""
+    """Tokens and iterates of an algorithm against the iterates of the reference."""
     wanted = np.stack(w) @ np.asarray(prompt.query)
     error = relative(run(algorithm, prompt, view="tokens").predictions, wanted)
     try:
