@@ -67,6 +67,7 @@ def things() -> Iterator[Any]:
     yield readers.Either(jnp.asarray(True), readers.Multiplied(plain, steps()), plain)
     yield lfom.Method(readers.Attention(steps(2, 3, 3), steps(2, 3, 3)), memories.Forget(steps(2)), 2)
     yield lfom.Method(readers.SoftmaxAttention(*[steps(2, 3, 3)] * 3), memories.Forget(steps(2)), 2)
+    yield readers.ActivatedAttention(steps(2, 3, 3), steps(2, 3, 3), "relu")  # type: ignore[call-arg,arg-type]
     best = with_preconditioner(exact_optimum(2, 8, 3), two)
     yield best
     yield best.as_algorithm()

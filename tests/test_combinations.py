@@ -15,8 +15,17 @@ from lfom.core import preconditioners, unroll
 from lfom.core.memories import Bank, Conjugate, Memory, Register, scalar_bank
 from lfom.core.parameters import cut, leaves, replaced, widened
 from lfom.core.preconditioners import Preconditioner
-from lfom.core.problems import Examples, Objective, Operator, Problem, Quadratic, Tokens
-from lfom.core.readers import Attention, Gradient, Heads, Jacobi, Normalised, Reader, SoftmaxAttention
+from lfom.core.problems import Examples, JointGram, Objective, Operator, Problem, Quadratic, Tokens
+from lfom.core.readers import (
+    ActivatedAttention,
+    Attention,
+    Gradient,
+    Heads,
+    Jacobi,
+    Normalised,
+    Reader,
+    SoftmaxAttention,
+)
 from lfom.core.states import NoSuchView
 from lfom.methods.memformer import mixture
 from tests.helpers import linear_memories, make_prompt, relative, safe_step
@@ -24,7 +33,8 @@ from tests.helpers import linear_memories, make_prompt, relative, safe_step
 D, N, DEPTH, DEEP = 3, 5, 3, 12
 EXACT = 1e-10
 COEFFICIENTS = ("scalar", "pair", "rows", "diagonal", "tokens", "hadamard")
-ON_TOKENS_ONLY = ("tokens", "hadamard", "attention", "softmax")
+ON_TOKENS_ONLY = ("tokens", "hadamard", "softmax", "relu")
+NOT_ON_ITERATES = (*ON_TOKENS_ONLY, "attention")
 with jax.enable_x64(True):
     PAIR = [make_prompt(seed, N, D, noise=0.5, correlated=False) for seed in (1, 2)]
 STEP = 0.5 * min(safe_step(prompt) for prompt in PAIR)
@@ -77,7 +87,9 @@ def readers(depth: int) -> dict[str, Reader]:
         "normalised jacobi": Normalised(Jacobi(A("definite diagonal"))),
         "attention": Attention(weights(6), weights(7)),
         "softmax": SoftmaxAttention(weights(8), weights(9), weights(10)),
+        "relu": ActivatedAttention(weights(13), weights(14), "relu"),  # type: ignore[call-arg,arg-type]
         "heads with attention": Heads((Gradient(A()), Attention(weights(11), weights(12)))),
+        "normalised attention": Normalised(Attention(weights(17), weights(18))),
     }
 
 
@@ -97,9 +109,13 @@ def squares(w: jax.Array, data: tuple[jax.Array, jax.Array]) -> jax.Array:
 def problems() -> dict[str, Problem]:
     prompt = PAIR[0]
     gram, moment = prompt.X.T @ prompt.X / N, prompt.X.T @ prompt.y / N
-    together = jax.tree.map(lambda *a: jnp.stack(a, axis=-1), *(Quadratic.of(one) for one in PAIR))
+    together, joint = (
+        jax.tree.map(lambda *a: jnp.stack(a, axis=-1), *(kind.of(one) for one in PAIR))
+        for kind in (Quadratic, JointGram)
+    )
     return {
         "prompts last": together,
+        "joint": joint,
         "quadratic": Quadratic.of(prompt),
         "quadratic anew": Quadratic(gram, moment, anew=True),
         "examples": Examples(prompt.X, prompt.y),
@@ -110,7 +126,9 @@ def problems() -> dict[str, Problem]:
 
 
 def refused(reader: str, memory: str, problem: str) -> bool:
-    """Whether this problem cannot run this method, which has an iterate view."""
+    """Whether this problem cannot run this method, which has this problem's view."""
+    if problem == "joint":
+        return False
     if "with B" in reader and "quadratic" not in problem and problem != "prompts last":
         return True  # no Gram matrix
     if "with B" in reader and "diagonal" in memory:
@@ -145,8 +163,18 @@ def known() -> Known:
         return Known()
 
 
-def has_no_iterates(reader: str, memory: str) -> bool:
-    return any(word in f"{reader} {memory}".replace("-", " ").split() for word in ON_TOKENS_ONLY)
+def views_of(reader: str, memory: str) -> list[str]:
+    words = f"{reader} {memory}".replace("-", " ").split()
+    views = {
+        "iterates": not any(word in words for word in NOT_ON_ITERATES),
+        "joint": not any(word in words for word in ON_TOKENS_ONLY) and not memory.startswith("bank-diagonal"),
+        "tokens": not memory.startswith("bank-diagonal"),
+    }
+    return [view for view, has in views.items() if has]
+
+
+def view_of(problem: str) -> str:
+    return "joint" if problem == "joint" else "iterates"
 
 
 def on_tokens(method: Method, memory: str, known: Known) -> np.ndarray | None:
@@ -162,14 +190,17 @@ def on_tokens(method: Method, memory: str, known: Known) -> np.ndarray | None:
 def agrees(method: Method, names: tuple[str, str], kind: str, wanted: np.ndarray | None, known: Known) -> Any:
     """The predictions on one problem, which are those wanted; None where it refuses, and says why."""
     problem = known.problems[kind]
-    nowhere = has_no_iterates(*names)
+    nowhere = view_of(kind) not in views_of(*names)
     if nowhere or refused(*names, kind):
         with pytest.raises(NoSuchView if nowhere and problem.prompts_last else InputError) as refusal:
             unroll.unroll(method, problem)
         says_why(refusal.value)
         return None
-    w = np.asarray(unroll.unroll(method, problem))
-    found = (w[..., 0] if kind == "prompts last" else w) @ np.asarray(PAIR[0].query)
+    answers = np.asarray(unroll.unroll(method, problem))
+    if kind == "joint":
+        found = answers[:, 0, 0]
+    else:
+        found = (answers[..., 0] if kind == "prompts last" else answers) @ np.asarray(PAIR[0].query)
     assert wanted is None or relative(found, wanted) < EXACT, kind
     return found
 
@@ -202,11 +233,11 @@ def test_every_combination_agrees_across_its_views_or_says_why_not(
     pair: tuple[str, str], known: Known, x64: None
 ) -> None:
     method = known.method(*pair)
-    views = [] if pair[1].startswith("bank-diagonal") else ["tokens"]
-    views = views if has_no_iterates(*pair) else ["iterates", *views]
+    views = views_of(*pair)
     assert list(method.views) == views
-    wanted = None if has_no_iterates(*pair) else on_tokens(method, pair[1], known)
-    agrees(method, pair, "prompts last", wanted, known)
+    wanted = None if views == ["tokens"] else on_tokens(method, pair[1], known)
+    for kind in ("prompts last", "joint"):
+        agrees(method, pair, kind, wanted, known)
 
 
 @pytest.mark.parametrize("pair", SOME, ids=name)
@@ -218,9 +249,12 @@ def test_every_problem_agrees_with_the_tokens_or_says_why_not(
     for kind in known.problems:
         found = agrees(method, pair, kind, wanted, known)
         wanted = found if wanted is None else wanted
-    if not has_no_iterates(*pair) and not refused(*pair, "quadratic"):
+    if "iterates" in method.views and not refused(*pair, "quadratic"):
         together = unroll.unroll(method, known.problems["prompts last"])
         assert relative(together[..., 1], unroll.unroll(method, known.other)) < EXACT
+    if "joint" in method.views:
+        together = unroll.unroll(method, known.problems["joint"])
+        assert relative(together[:, 0, 1], unroll.unroll(method, Tokens.of(PAIR[1]))) < EXACT
 
 
 def test_a_head_that_rewrites_covariates_does_so_for_its_neighbours(known: Known, x64: None) -> None:
@@ -301,6 +335,11 @@ BOTH_LOOPS: dict[str, tuple[list[tuple[str, str]], str]] = {
         [("gradient full with B", "register"), ("heads, one with B", "bank-pair-tied"),
          ("gradient full", "bank-scalar")],
         "prompts last",
+    ),
+    "joint": (
+        [("attention", "register"), ("normalised attention", "bank-pair-tied"), ("heads with attention", "bank-rows"),
+         ("gradient full with B", "bank-scalar-own"), ("gradient one", "conjugate")],
+        "joint",
     ),
     "tokens": (
         [("attention", "register"), ("softmax", "bank-tokens"), ("gradient full with B", "bank-hadamard-tied"),

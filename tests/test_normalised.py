@@ -1,4 +1,4 @@
-"""Normalised readers: a shift of variance is no shift, exactly, in both views and for every memory."""
+"""Normalised readers: a shift of variance is no shift, exactly, in every view and for every memory."""
 
 import functools
 from typing import Any

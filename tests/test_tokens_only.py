@@ -26,6 +26,7 @@ from lfom import (
     run,
 )
 from lfom.core.memories import Forget, Memory, Register
+from lfom.core.parameters import part
 from lfom.core.preconditioners import Full
 from lfom.core.problems import Quadratic, Tokens
 from lfom.core.readers import Attention, Gradient, Reader, SoftmaxAttention
@@ -42,6 +43,15 @@ ADAM = Adam(steps=1_000, batch=200, resample=20, learning_rate=0.03, clip=1.0, s
 
 def numbers(seed: int, *shape: int) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=shape)
+
+
+class OnTokens(Reader):
+    """What another reader reads, on tokens alone."""
+
+    reader: Reader = part()
+
+    def on_tokens(self, Z: jax.Array, problem: Any) -> jax.Array:
+        return self.reader.on_tokens(Z, problem)
 
 
 def sparse(A: np.ndarray, noise: float = 0.0) -> Attention:
@@ -86,25 +96,26 @@ def test_attention_with_any_p_and_q_learns_the_optimum_of_one_layer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "above"),
+    ("model", "below", "above"),
     [
-        (Method(softmax(2), Register(jnp.ones(2), jnp.zeros(2)), 2), 1.3),
-        (memformer(D, 2, gamma="hadamard", context=N, scale=0.2, key=KEY), 0.1),
-        (memformer(D, 2, gamma="tokens", tied=True, context=N, scale=0.2, key=KEY), 0.1),
+        (Method(softmax(2), Register(jnp.ones(2), jnp.zeros(2)), 2), 0.5, 1.3),
+        (memformer(D, 2, gamma="hadamard", context=N, scale=0.2, key=KEY), 0.05, 0.1),
+        (memformer(D, 2, gamma="tokens", tied=True, context=N, scale=0.2, key=KEY), 0.05, 0.1),
     ],
     ids=["softmax with a register", "hadamard", "tokens"],
 )
-def test_adam_trains_what_only_reads_tokens(model: Method, above: float) -> None:
+def test_adam_trains_what_only_reads_tokens(model: Method, below: float, above: float) -> None:
     assert model.views == ("tokens",)
     trained = fit(model, DATA, key=KEY, optimiser=ADAM).model()
     found = log_losses(start=model, trained=trained, nothing=gradient_descent(0.0, 1), optimum=best(2))
     assert found["trained"] < found["nothing"] - 0.8
-    assert -0.05 < found["trained"] - found["optimum"] < above  # softmax attention does not contain it
+    # The optimum of B = 0; softmax attention does not contain it, and rewrites covariates, so it may be lower.
+    assert -below < found["trained"] - found["optimum"] < above
 
 
 def test_runs_and_depths_are_trained_side_by_side() -> None:
     model = memformer(D, 2, gamma="tokens", context=N, scale=0.2, key=KEY)
-    few = Adam(steps=40, batch=50, resample=10, learning_rate=0.03)
+    few = Adam(steps=240, batch=50, resample=60, learning_rate=0.005)
     data = [LinearRegression(spectrum, N) for spectrum in ([1.0, 0.5], [2.0, 0.25])]
     states: list[Any] = []
 
@@ -135,11 +146,13 @@ def test_a_given_set_of_prompts_is_trained_on() -> None:
 def test_the_default_is_adam_and_least_squares_says_why_not() -> None:
     model = memformer(D, 1, gamma="hadamard", context=N, key=KEY)
     assert isinstance(default_optimiser(model), Adam)
-    with pytest.raises(InputError, match=r"needs the iterate view, and this model only reads tokens: .*Adam"):
+    with pytest.raises(
+        InputError, match=r"needs the iterate view or the joint view, and this .*only reads tokens: .*Adam"
+    ):
         fit(model, DATA, key=KEY, optimiser=LeastSquares())
     quadratics = DATA.quadratics(KEY, 10)
     with pytest.raises(
-        InputError, match="data is a Quadratic: this model reads tokens, so pass a Distribution"
+        InputError, match="data is a Quadratic: this model is trained in the view 'tokens', so pass a Dist"
     ):
         fit(model, quadratics, key=KEY, optimiser=Adam(steps=10))
 
@@ -157,13 +170,14 @@ def test_a_model_without_any_view_is_refused_by_name() -> None:
 
 
 def pairs() -> list[tuple[Method, Method]]:
-    """Models that only read tokens, and the same ones in the sparse form."""
+    """Models that only read tokens, and the same ones with all views."""
     A, register = (
         0.4 * (np.eye(D) + 0.2 * numbers(6, 3, D, D)),
         Register(jnp.ones(3), jnp.asarray([0.0, 0.3, 0.2])),
     )
     banks: list[Memory] = [register, memformer(D, 3, gamma="rows", tied=True, key=KEY).memory]
-    return [(Method(sparse(A), m, 3), Method(Gradient(Full(jnp.asarray(A, float))), m, 3)) for m in banks]
+    reader = Gradient(Full(jnp.asarray(A, float)))
+    return [(Method(OnTokens(reader), m, 3), Method(reader, m, 3)) for m in banks]
 
 
 def test_a_score_on_tokens_is_that_of_the_same_model_on_quadratics() -> None:
@@ -204,11 +218,12 @@ def test_runs_of_models_that_read_tokens_are_scored_each_by_itself() -> None:
 
 
 def experts(reader: type[Reader], depth: int = 2) -> Mixture:
-    """Two experts, as attention or in the sparse form."""
+    """Two experts, on tokens alone or with all views."""
     heads = []
     for seed in (7, 8):
         A = 0.4 * (np.eye(D) + 0.4 * numbers(seed, depth, D, D))
-        read: Reader = sparse(A) if reader is Attention else Gradient(Full(jnp.asarray(A, float)))
+        plain = Gradient(Full(jnp.asarray(A, float)))
+        read: Reader = OnTokens(plain) if reader is OnTokens else plain
         heads.append(Method(read, Forget(jnp.ones(depth)), depth))
     return mixture(heads)
 
@@ -217,7 +232,7 @@ def experts(reader: type[Reader], depth: int = 2) -> Mixture:
 def test_gates_found_on_tokens_are_those_found_on_iterates(setting: str, x64: None) -> None:
     data = LinearRegression([1.0, 0.5], 5, noise=0.1)  # five examples: each is held out by itself
     prompts = draw_prompts(data, jax.random.key(3), 25)
-    found = adapt(experts(Attention), prompts, setting=setting)
+    found = adapt(experts(OnTokens), prompts, setting=setting)
     wanted = adapt(experts(Gradient), prompts, setting=setting)
     np.testing.assert_allclose(found.model.gates, wanted.model.gates, rtol=1e-5, atol=1e-7)
     for name in ("before", "after", "kept"):
@@ -228,10 +243,10 @@ def test_gates_found_on_tokens_are_those_found_on_iterates(setting: str, x64: No
 
 def test_gates_of_one_prompt_are_those_that_it_finds_among_others(x64: None) -> None:
     prompts = make_batch(0, 4, 5, D, noise=0.2)
-    together = adapt(experts(Attention), prompts, setting="per prompt").model.gates
-    alone = adapt(experts(Attention), jax.tree.map(lambda a: a[2], prompts), setting="per prompt").model.gates
+    together = adapt(experts(OnTokens), prompts, setting="per prompt").model.gates
+    alone = adapt(experts(OnTokens), jax.tree.map(lambda a: a[2], prompts), setting="per prompt").model.gates
     np.testing.assert_allclose(alone, together[:, 2], rtol=1e-6)
-    model = PerPrompt(experts(Attention))
+    model = PerPrompt(experts(OnTokens))
     np.testing.assert_allclose(
         run(model, prompts).predictions, run(PerPrompt(experts(Gradient)), prompts).predictions, rtol=1e-6
     )

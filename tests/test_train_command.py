@@ -193,6 +193,16 @@ def test_train_and_evaluate(tmp_path: Path) -> None:
         (["--optimiser", "adam", "--schedule", "linear"], "unknown schedule"),
         (["--optimiser", "adam", "--learning-rate", "0"], "learning_rate"),
         (["--memory", "conjugate", "--covariates"], "conjugate register needs"),
+        (["--reader", "sigmoid"], "unknown reader 'sigmoid'"),
+        (["--reader", "linear", "--covariates"], "covariates belong to the sparse form"),
+        (["--reader", "softmax", "--memory", "conjugate"], "conjugate belong to the sparse form"),
+        (["--reader", "linear", "--gamma", "diagonal"], "this model has no view"),
+        (["--reader", "linear", "--train", "A"], "frees nothing of this model"),
+        (["--reader", "relu", "--averaged"], "averaged is True, and this model is trained on tokens"),
+        (["--reader", "exp", "--optimiser", "least-squares"], "this model only reads tokens"),
+        (["--warmup", "5"], "--warmup belong to Adam"),
+        (["--optimiser", "adam", "--steps", "10", "--warmup", "10"], "warmup is 10"),
+        (["--optimiser", "adam", "--resample", "0"], "resample is 0"),
     ],
 )
 def test_bad_options_are_refused(options: list[str], message: str, tmp_path: Path) -> None:
@@ -201,6 +211,53 @@ def test_bad_options_are_refused(options: list[str], message: str, tmp_path: Pat
     assert isinstance(result.exception, InputError)
     assert message in str(result.exception)
     assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("reader", "kinds", "own"),
+    [
+        ("linear", ("P", "Q"), Adam(60, 50, 1, 0.01, 1.0, "cosine", 3, log=True, averaged=True)),
+        ("softmax", ("W_v", "W_k", "W_q"), Adam(60, 50, 1, 0.003, 1.0, "cosine", 3, log=True)),
+        ("relu", ("P", "Q"), Adam(60, 50, 1, 0.003, 1.0, "cosine", 3, log=True)),
+    ],
+)
+def test_attention_of_every_kind_is_trained(
+    reader: str, kinds: tuple[str, ...], own: Adam, tmp_path: Path
+) -> None:
+    """By Adam as it suits the view, all of its matrices, and with the options that are given."""
+    path = tmp_path / "model.safetensors"
+    options = [*TINY[:-2], "--reader", reader, "--memory", "none", "--depths", "1,2", "--out", str(path)]
+    adam = ["--steps", "60", "--batch", "50"]
+    result = CliRunner().invoke(app, ["train", *options, *adam], catch_exceptions=False)
+    assert result.exit_code == 0
+    checkpoint = lfom.load(path)
+    assert checkpoint.optimiser == own
+    assert checkpoint.phases[0].name == "all"
+    trained, before = checkpoint.fit.model(), checkpoint.model
+    for kind in kinds:
+        assert not np.allclose(getattr(trained.reader, kind), getattr(before.reader, kind), atol=1e-3)
+    assert len(checkpoint.state.history) == 1
+    assert checkpoint.metrics[0]["reference"] == "exact optimum"
+
+
+def test_options_of_adam_reach_it(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    given = [
+        "--steps",
+        "40",
+        "--resample",
+        "20",
+        "--schedule",
+        "cosine",
+        "--warmup",
+        "7",
+        "--log",
+        "--averaged",
+    ]
+    result = CliRunner().invoke(app, ["train", *ADAM, *given, "--out", str(path)], catch_exceptions=False)
+    assert result.exit_code == 0
+    wanted = Adam(40, resample=20, schedule="cosine", warmup=7, log=True, averaged=True)
+    assert lfom.load(path).optimiser == wanted
 
 
 def test_files_are_refused_before_any_work(tmp_path: Path) -> None:

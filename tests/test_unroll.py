@@ -1,4 +1,4 @@
-"""One computation, two views, several layouts: all give the numbers of token attention."""
+"""One computation, three views, several layouts: all give the numbers of token attention."""
 
 from typing import Any
 

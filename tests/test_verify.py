@@ -1,11 +1,13 @@
 """`verify`: every statement holds, and a broken equation is reported as broken."""
 
+import dataclasses
 import itertools
 
 import numpy as np
 import pytest
 
 from lfom import reference, verify
+from lfom.core.problems import JointGram
 
 SLOW = "Iterate view = token view"  # the same agreement is tested in test_unroll, size by size
 
@@ -34,6 +36,20 @@ def test_a_broken_equation_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     name, gradient = "Lemma 1: Linear Transformer = preconditioned GD", reference.gradient
     # 1/n twice, as in the paper's proof (NOTES 2.2)
     monkeypatch.setattr(reference, "gradient", lambda X, y, w: gradient(X, y, w) / len(y))
+    monkeypatch.setattr(verify, "CHECKS", {name: verify.CHECKS[name]})
+    (check,) = verify.verify(seed=0, rounds=1)
+    assert not check.ok
+    assert check.max_error > 1e-3
+
+
+@pytest.mark.parametrize("name", ["Joint view = token view, any P and Q", "GD++ on eigenvalues = token view"])
+def test_a_prompt_that_is_written_wrongly_is_reported(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    every, joint, decomposed = verify.random_memories, JointGram.of, verify.spectra
+    monkeypatch.setattr(verify, "random_memories", lambda *sizes: itertools.islice(every(*sizes), 1))
+    monkeypatch.setattr(
+        JointGram, "of", lambda p: dataclasses.replace(joint(p), context=1.1 * joint(p).context)
+    )
+    monkeypatch.setattr(verify, "spectra", lambda q, M: decomposed(q, 1.1 * M))
     monkeypatch.setattr(verify, "CHECKS", {name: verify.CHECKS[name]})
     (check,) = verify.verify(seed=0, rounds=1)
     assert not check.ok

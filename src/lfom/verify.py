@@ -17,9 +17,11 @@ from lfom.core.arrays import as_array
 from lfom.core.coefficients import Hadamard
 from lfom.core.memories import Bank, Forget, Memory, Register
 from lfom.core.methods import Algorithm, Method
-from lfom.core.preconditioners import Full
-from lfom.core.readers import Gradient, Heads
+from lfom.core.preconditioners import Full, Scaled, Shared
+from lfom.core.problems import Quadratic
+from lfom.core.readers import Attention, Gradient, Heads, Normalised
 from lfom.core.states import NoSuchView
+from lfom.limits.spectral import on_eigenvalues, spectra
 from lfom.methods import classical as methods
 from lfom.methods import theorems
 from lfom.methods.memformer import GAMMAS, memformer, mixture
@@ -110,7 +112,7 @@ def relative(found: Any, wanted: Any) -> float:
 
 
 def _against_iterates(algorithm: Algorithm, prompt: Prompt, w: list[np.ndarray]) -> float:
-    """Both views of an algorithm against the iterates of the reference."""
+    """Tokens and iterates of an algorithm against the iterates of the reference."""
     wanted = np.stack(w) @ np.asarray(prompt.query)
     error = relative(run(algorithm, prompt, view="tokens").predictions, wanted)
     try:
@@ -263,6 +265,42 @@ def check_views(rng: np.random.Generator) -> float:
     return worst
 
 
+def check_joint(rng: np.random.Generator) -> float:
+    """The joint Gram matrix against tokens for every memory: any P and Q in two heads, and GD++."""
+    d, depth, worst = 3, 3, 0.0
+    prompt = random_prompt(rng, d=d, n=7)
+    size = 1.5 * min(1.0, safe_scale(prompt)) ** 0.5
+    weights = [as_array(size * w / (d + 1)) for w in rng.normal(size=(4, depth, d + 1, d + 1))]
+    any_weights = Heads((Attention(*weights[:2]), Normalised(Attention(*weights[2:]))))
+    A, B = random_matrices(rng, prompt, depth), 0.3 * random_matrices(rng, prompt, depth)
+    sparse = Gradient(Full(as_array(A)), Full(as_array(B)))
+    for reader, memory in itertools.product((any_weights, sparse), random_memories(rng, d, depth)):
+        method = Method(reader, memory, depth)
+        if "joint" in method.views:
+            found, wanted = (run(method, prompt, view=view).predictions for view in ("joint", "tokens"))
+            worst = max(worst, relative(found, wanted))
+    return worst
+
+
+def check_spectral(rng: np.random.Generator) -> float:
+    """GD++ with A_l = a_l M, B_l = b_l I on each eigenvalue by itself, against tokens; any definite M."""
+    d, depth, worst = 4, 3, 0.0
+    prompt = random_prompt(rng, d=d, n=9)
+    half = rng.normal(size=(d, d)) / np.sqrt(d)
+    M = np.eye(d) + half @ half.T
+    a = 0.5 * safe_scale(prompt) / np.linalg.norm(M, 2) * rng.uniform(0.5, 1.5, depth)
+    reader = Gradient(Shared(as_array(a), as_array(M)), Scaled(as_array(rng.uniform(0.3, 1, depth))))
+    decomposed = spectra(Quadratic.of(jax.tree.map(lambda x: x[None], prompt)), M)
+    for memory in random_memories(rng, d, depth):
+        method = Method(reader, memory, depth)
+        plain = method.on_eigenvalues
+        if plain is not None:
+            g = on_eigenvalues(plain, as_array(decomposed.t))
+            found = np.einsum("kdn,dn->kn", decomposed.seen, np.asarray(g))[0, 0]
+            worst = max(worst, relative(found, run(method, prompt, view="tokens").predictions[-1]))
+    return worst
+
+
 def check_tokens(rng: np.random.Generator) -> float:
     """The token view itself against attention written token by token."""
     d, depth, worst = 3, 3, 0.0
@@ -389,10 +427,17 @@ CHECKS: dict[str, Callable[[np.random.Generator], float]] = {
     "Chebyshev as LFOM coefficients": check_chebyshev,
     "Token view = attention token by token": check_tokens,
     "Iterate view = token view": check_views,
+    "Joint view = token view, any P and Q": check_joint,
+    "GD++ on eigenvalues = token view": check_spectral,
     "Heads collapse (B = 0, one memory)": check_heads_collapse,
     "A learned method = the Transformer that runs it": check_learned,
     "Appendix D: stationary at a multiple of S^-1": check_stationarity,
 }
 
-MANY_SMALL = (check_views, check_tokens)  # many methods of one small size: run op by op, since a program for
+MANY_SMALL = (
+    check_views,
+    check_joint,
+    check_spectral,
+    check_tokens,
+)  # many methods of one small size: run op by op, since a program for
 # each of them takes longer to compile than all of their operations

@@ -19,7 +19,7 @@ Seed = Annotated[int, typer.Option(help="Seed of every random number.")]
 
 def option(text: str, panel: str, *names: str) -> Any:
     """An option of a command that has so many that they stand in panels."""
-    return typer.Option(*names, help=text, rich_help_panel=panel)
+    return typer.Option(*names, help=text.replace("[", "\\["), rich_help_panel=panel)  # no markup
 
 
 def types_of(files: list[Path] | None) -> list[type]:

@@ -14,7 +14,8 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.table import Column
 from rich.text import Text
 
-from lfom.training.adam import Adam
+from lfom.training.adam import Adam, batches_at_once
+from lfom.training.fitting import trained_view
 from lfom.training.krylov import has_krylov_view
 from lfom.training.state import Phase, State
 
@@ -26,6 +27,7 @@ DRAW = 2.5e-8  # seconds to draw a prompt, times d^2
 RATE = 8e9  # operations per second in loops over prompts
 MATRIX_RATE = 25e9  # and in large matrix products
 COVARIATES = 12.0  # a layer of GD++ costs this many others
+ATTENTION = {"joint": 26.0, "tokens": 270.0}  # and of attention in these views (tokens: 20 of them)
 BASE = 450e6  # bytes: Python, JAX and its compiler
 BASE_LAYER = 30e6  # bytes more per layer
 LIKELY = 8  # passes at the beginning: 5 to 10 were seen
@@ -52,12 +54,14 @@ def stages(phases: list[Phase], d: int, depths: tuple[int, ...], runs: int) -> l
     found, models, depth = [], runs * len(depths), max(depths)
     for index, phase in enumerate(phases):
         options, p, model = phase.optimiser, phase.parameters.size, phase.parameters.template
-        forward = 4.0 * d * d * depth * (COVARIATES if model.moves_covariates else 1.0)  # per prompt
+        plain = COVARIATES if model.moves_covariates else 1.0
+        forward = 4.0 * d * d * depth * ATTENTION.get(trained_view(model), plain)  # per prompt
         fast = has_krylov_view(model) and not isinstance(options, Adam)
         compiling = COMPILE + COMPILE_LAYER[fast] * depth
         if isinstance(options, Adam):
-            blocks = -(-options.steps // options.resample)
-            seconds = models * options.resample * options.batch * 3 * forward / (2 * RATE)
+            together = batches_at_once(options) * options.resample
+            blocks = -(-options.steps // together)
+            seconds = models * together * options.batch * (3 * forward / (2 * RATE) + DRAW * d * d)
             found.append(Stage(index, 0, blocks, blocks, seconds, compiling))
         elif options is not None:
             # J^T J, J itself (a reverse pass per residual), and a forward pass per candidate

@@ -21,6 +21,8 @@ from lfom.core import checks
 from lfom.core.archive import LICENCE, versions
 from lfom.core.checks import InputError
 from lfom.core.files import remove_partial
+from lfom.core.methods import Method
+from lfom.core.parameters import kinds as kinds_of
 from lfom.core.vectors import KINDS
 from lfom.files import save
 from lfom.limits.optimum import exact_optimum
@@ -28,18 +30,27 @@ from lfom.methods.memformer import GAMMAS, MEMORIES, PRECONDITIONERS, memformer
 from lfom.prompts.distributions import PUBLISHED_SPECTRUM, TEXT_SPECTRUM
 from lfom.training.adam import Adam
 from lfom.training.checkpoints import OPTIMISERS, Checkpoint, key_for, regressions, seed_number
-from lfom.training.fitting import default_optimiser, fit
+from lfom.training.fitting import FROM_RANDOM, default_optimiser, fit, trained_view
 from lfom.training.least_squares import LeastSquares
 from lfom.training.state import Diverged, State
 
 SPECTRA = {"published": PUBLISHED_SPECTRUM, "text": TEXT_SPECTRUM}
-SCHEDULES = ("constant", "cosine")
+KIND = {"joint": "with any P and Q", "tokens": "on tokens"}
 WITH_RESUME = {"resume", "out", "force", "as_json", "prompts", "with_"}  # the rest is in the checkpoint
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 
+def _adam(text: str, name: str) -> str:
+    """The help of one of Adam's options: the paper's default, and those of attention of any kind."""
+    own = ", ".join(f"{getattr(FROM_RANDOM[view], name)} {words}" for view, words in KIND.items())
+    return f"Adam: {text} [default: {getattr(Adam(), name)}; {own}]"
+
+
 def train_command(
     context: typer.Context,
+    reader: Annotated[
+        str, option("sparse (A and B), linear (any P and Q), softmax, relu or exp attention.", "Model")
+    ] = "sparse",
     memory: Annotated[str, option(", ".join(MEMORIES), "Model")] = "bank",
     preconditioner: Annotated[str, option(f"A_l: {', '.join(PRECONDITIONERS)}", "Model")] = "full",
     covariates: Annotated[bool, option("Learn B too (GD++).", "Model", "--covariates")] = False,
@@ -54,15 +65,29 @@ def train_command(
     noise: Annotated[float, option("Standard deviation of the labels' noise.", "Prompts")] = 0.0,
     variance: Annotated[float, option("Scale of the covariance.", "Prompts")] = 1.0,
     optimiser: Annotated[
-        str | None, option("least-squares or adam. [default: by the number of parameters]", "Training")
+        str | None, option("least-squares or adam. [default: by the model]", "Training")
     ] = None,
-    steps: Annotated[int | None, option("Adam: steps. [default: 1000]", "Training")] = None,
-    learning_rate: Annotated[float | None, option("Adam: rate. [default: 0.01]", "Training")] = None,
-    batch: Annotated[int | None, option("Adam: prompts per step. [default: 1000]", "Training")] = None,
-    schedule: Annotated[str | None, option("Adam: constant or cosine.", "Training")] = None,
+    steps: Annotated[int | None, option(_adam("steps.", "steps"), "Training")] = None,
+    learning_rate: Annotated[float | None, option(_adam("rate.", "learning_rate"), "Training")] = None,
+    batch: Annotated[int | None, option(_adam("prompts per step.", "batch"), "Training")] = None,
+    resample: Annotated[int | None, option(_adam("steps on one batch.", "resample"), "Training")] = None,
+    schedule: Annotated[str | None, option(_adam("constant or cosine.", "schedule"), "Training")] = None,
+    warmup: Annotated[
+        int | None, option(_adam("steps in which the rate grows.", "warmup"), "Training")
+    ] = None,
+    log: Annotated[
+        bool | None, option("Adam: follow the log of the loss.", "Training", "--log/--no-log")
+    ] = None,
+    averaged: Annotated[
+        bool | None,
+        option("Adam: average the query out (not on tokens).", "Training", "--averaged/--sampled"),
+    ] = None,
     train: Annotated[
-        str, option(f"What is trained: {', '.join(KINDS)}; in stages: 'A;coefficients'.", "Training")
-    ] = ",".join(KINDS),
+        str | None,
+        option(
+            f"What is trained: {', '.join(KINDS)}; in stages: 'A;coefficients'. [default: all]", "Training"
+        ),
+    ] = None,
     seed: Annotated[int, option("Seed of every random number.", "Training")] = 0,
     prompts: Annotated[int, option("Fresh prompts per run to score on.", "Output")] = 50_000,
     out: Annotated[Path | None, option("[default: model.safetensors]", "Output")] = None,
@@ -80,7 +105,7 @@ def train_command(
         if path.resolve() != resume.resolve():
             _writable(path, force, with_)
     else:
-        eigenvalues, wanted, kinds = _spectrum(spectrum), _depths(depths), _kinds(train)
+        eigenvalues, wanted = _spectrum(spectrum), _depths(depths)
         data = regressions(
             eigenvalues,
             checks.count("context", examples),
@@ -90,11 +115,17 @@ def train_command(
             variance=variance,
         )
         model = memformer(
-            len(eigenvalues), max(wanted), memory=memory, preconditioner=preconditioner, covariates=covariates,
+            len(eigenvalues), max(wanted), reader=reader, memory=memory, preconditioner=preconditioner, covariates=covariates,
             gamma=gamma, tied=tied, own_is_one=own_is_one, heads=heads, context=examples, key=key_for(seed, "model"),
         )  # fmt: skip
-        adam = {"steps": steps, "learning_rate": learning_rate, "batch": batch, "schedule": schedule}
-        how = _optimiser(optimiser, adam) or default_optimiser(model, kinds[0])
+        kinds = _kinds(train, model)
+        adam = {
+            "steps": steps, "learning_rate": learning_rate, "batch": batch, "resample": resample,
+            "schedule": schedule, "warmup": warmup, "log": log, "averaged": averaged,
+        }  # fmt: skip
+        view = trained_view(model)
+        how = _optimiser(optimiser, adam, view) or default_optimiser(model, kinds[0])
+        how.check_view(view)
         checkpoint = Checkpoint(model, data, wanted, kinds, how, seed, checks.count("prompts", prompts))
         path = Path("model.safetensors") if out is None else out
         _writable(path, force, with_)
@@ -312,30 +343,35 @@ def _depths(text: str) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def _kinds(text: str) -> tuple[tuple[str, ...], ...]:
+def _kinds(text: str | None, model: Method) -> tuple[tuple[str, ...], ...]:
+    known = tuple(dict.fromkeys((*KINDS, *kinds_of(model))))
+    if text is None:
+        return (known,)
     stages = tuple(tuple(part.strip() for part in stage.split(",")) for stage in text.split(";"))
     for stage in stages:
         for kind in stage:
-            checks.known("parameter kind", kind, KINDS)
+            checks.known("parameter kind", kind, known)
     return stages
 
 
-def _optimiser(name: str | None, adam: dict[str, Any]) -> LeastSquares | Adam | None:
+def _optimiser(name: str | None, adam: dict[str, Any], view: str) -> LeastSquares | Adam | None:
+    """What was asked for; None for the default. Options of Adam that are not given are those of the view."""
     given = {key: value for key, value in adam.items() if value is not None}
     if name is not None:
         checks.known("optimiser", name, OPTIMISERS)
-    if given and name != "adam":
+    trains = "adam" if name is None and view != "iterates" else name
+    if given and trains != "adam":
         names = ", ".join(f"--{key.replace('_', '-')}" for key in given)
         raise InputError(f"{names} belong to Adam: add --optimiser adam, or leave them out.")
-    if name is None:
+    if trains is None:
         return None
-    if name == "least-squares":
+    if trains == "least-squares":
         return LeastSquares()
-    for whole in ("steps", "batch"):
+    for whole in ("steps", "batch", "resample"):
         if whole in given:
             checks.count(whole, given[whole])
     if "learning_rate" in given:
         checks.positive("learning_rate", given["learning_rate"])
-    if "schedule" in given:
-        checks.known("schedule", given["schedule"], SCHEDULES)
-    return Adam(**given)
+    usual = FROM_RANDOM.get(view, Adam())
+    own = {"warmup": min(usual.warmup, given.get("steps", usual.steps) // 20)}
+    return replace(usual, **(own | given))

@@ -83,14 +83,28 @@ def gdpp_optima(
     """The best of GD++ for several depths, from the same prompts: see lfom.sampled_optimum."""
     checks.known("memory", memory, MEMORIES)
     depths = [checks.count("depth", depth) for depth in depths]
-    d = distribution.dimension
-    M = np.eye(d) if preconditioner is None else np.asarray(preconditioner, np.float64)
-    chunk = min(checks.count("chunk", chunk), max(prompts // 2, 1))
+    M = _definite(preconditioner, distribution.dimension)
+    chunk = min(checks.count("chunk", chunk), max(checks.count("prompts", prompts) // 2, 1))
     keys = jax.random.split(key, (2, max(prompts // (2 * chunk), 1)))
     draw = jit_draws(lambda one: distribution.quadratics(one, chunk))
     train, judge = (sampled_spectra(map(draw, half), M) for half in keys)
     fitted = fitted_depths([template(memory, depth) for depth in range(1, max(depths) + 1)], train, judge)
     return {depth: _scored(fitted[depth - 1], judge, M, keys.shape[1] * chunk) for depth in depths}
+
+
+def _definite(preconditioner: Any, d: int) -> np.ndarray:
+    """M in float64; spectral coordinates need its root."""
+    if preconditioner is None:
+        return np.eye(d)
+    checks.real_array("preconditioner", preconditioner, (d, d))
+    M = np.asarray(checks.symmetric("preconditioner", preconditioner), np.float64)
+    lowest, highest = np.linalg.eigvalsh(M)[[0, -1]]
+    if lowest <= 1e-7 * highest:
+        raise checks.InputError(
+            f"preconditioner is not positive definite: its eigenvalues go from {lowest:.3g} to {highest:.3g}. Pass one that "
+            "is, such as the inverse covariance."
+        )
+    return M
 
 
 def _scored(found: Method, judge: Spectra, M: np.ndarray, prompts: int) -> FittedOptimum:

@@ -176,7 +176,8 @@ def sampled_optimum(
     *,
     preconditioner: Array | None = ...,
     covariates: Literal[False] = ...,
-    prompts: int = ...,
+    prompts: int | None = ...,
+    chunk: int | None = ...,
 ) -> Optimum: ...
 
 
@@ -189,7 +190,8 @@ def sampled_optimum(
     preconditioner: Array | None = ...,
     covariates: Literal[True],
     memory: str | None = ...,
-    prompts: int = ...,
+    prompts: int | None = ...,
+    chunk: int | None = ...,
 ) -> FittedOptimum: ...
 
 
@@ -201,7 +203,8 @@ def sampled_optimum(
     preconditioner: Array | None = None,
     covariates: bool = False,
     memory: str | None = None,
-    prompts: int = 1_000_000,
+    prompts: int | None = None,
+    chunk: int | None = None,
 ) -> Optimum | FittedOptimum:
     """The optimum on any distribution, label noise included, from sampled prompts.
 
@@ -211,8 +214,11 @@ def sampled_optimum(
 
     covariates: of GD++ with A_l = a_l preconditioner and B_l = b_l I, instead of what leaves covariates as they
     are; memory: "none", or a bank of "scalar" or "pair" numbers, which makes a difference there only.
+    prompts: a million by default. chunk: how many are drawn at once.
     """
-    options: dict[str, Any] = {"preconditioner": preconditioner, "prompts": prompts}
+    options: dict[str, Any] = {"preconditioner": preconditioner}
+    options |= {} if prompts is None else {"prompts": prompts}
+    options |= {} if chunk is None else {"chunk": chunk}
     if covariates:
         return gdpp_optima(distribution, [depth], key, memory=memory or "none", **options)[depth]
     if memory is not None:

@@ -63,8 +63,12 @@ class Spectra:
         return Spectra(self.t[:, part], self.seen[..., part], self.target[:, part])
 
 
-def spectra(gram: Any, moment: Any, probe: Any, target: Any, M: Any) -> Spectra:
-    """Prompts, given as a Quadratic has them, decomposed with M, symmetric and positive definite."""
+def spectra(q: Quadratic, M: Any) -> Spectra:
+    """The prompts of q, decomposed with the preconditioner M, symmetric and positive definite."""
+    return _decomposed(q.gram, q.moment, q.probe, q.target, M)
+
+
+def _decomposed(gram: Any, moment: Any, probe: Any, target: Any, M: Any) -> Spectra:
     root = np.linalg.cholesky(np.asarray(M, np.float64))
     gram, moment, probe, target = (np.asarray(a, np.float64) for a in (gram, moment, probe, target))
     pieces = [slice(at, at + PIECE) for at in range(0, moment.shape[-1], PIECE)]
@@ -93,7 +97,7 @@ def sampled_spectra(chunks: Iterable[Quadratic], M: Any) -> Spectra:
         root = np.sqrt(np.where(rare, 1.0, EVERY)[chosen])
         gram, moment, target = (np.asarray(a)[..., chosen] for a in (q.gram, q.moment, q.target))
         probe = np.asarray(q.probe)
-        found = spectra(gram, moment, probe if probe.ndim == 2 else probe[..., chosen], target, M)
+        found = _decomposed(gram, moment, probe if probe.ndim == 2 else probe[..., chosen], target, M)
         parts.append(Spectra(found.t, found.seen * root, found.target * root))
         drawn += rare.size
     kept = sum(part.prompts for part in parts)

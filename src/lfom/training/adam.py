@@ -21,7 +21,7 @@ from lfom.core.unroll import last_residual
 from lfom.core.vectors import Parameters
 from lfom.training.state import Phase, Setting, State
 
-BLOCK = 100  # steps at least between two looks at the host
+BLOCK = 100  # steps between two looks at the host, where batches change more often than that
 
 
 @dataclass(frozen=True)
@@ -176,6 +176,12 @@ def _last(losses: np.ndarray) -> np.ndarray:
     return np.take_along_axis(losses, at[..., None], axis=-1)[..., 0]
 
 
+def batches_at_once(adam: Adam) -> int:
+    """As many batches between two looks at the host as fit into BLOCK steps, and into all steps without a rest."""
+    rounds = -(-adam.steps // adam.resample)
+    return max(n for n in range(1, max(BLOCK // adam.resample, 1) + 1) if rounds % n == 0)
+
+
 def run_adam(phase: Phase, adam: Adam, setting: Setting, state: State) -> State:
     """Blocks of steps until there are enough."""
     block = make_block(phase.parameters, adam)
@@ -188,7 +194,7 @@ def run_adam(phase: Phase, adam: Adam, setting: Setting, state: State) -> State:
     else:  # Adam's moments and counts begin at zero
         leaves = [as_array(np.zeros(leaf.shape, leaf.dtype)) for leaf in leaves]
     moments = jax.tree.unflatten(structure, leaves)
-    count = max(BLOCK // adam.resample, 1)
+    count = batches_at_once(adam)
     steps = count * adam.resample
     while state.step * steps < adam.steps:
         keys = setting.keys(state.phase, state.step)

@@ -181,12 +181,12 @@ def plan(
             narrower = bool(jax.tree.structure(first) != jax.tree.structure(model))  # type: ignore[operator]
             anew = number == 0 and one.begins_anew(start)
             if narrower and anew and (kinds is None or "A" in kinds):
-                phases.append(Phase(f"{name}, one matrix", parameters(first, kinds), one))
+                phases.append(Phase(f"{name}, one matrix", parameters(first, kinds), one, anew=anew))
                 frees = not one_matrix_is_enough if one.every_matrix is None else one.every_matrix
                 every = parameters(model, kinds)
                 phases.append(Phase(f"{name}, every matrix", every, one if frees else None, careful=True))
             else:
-                phases.append(Phase(name, parameters(model, kinds), one))
+                phases.append(Phase(name, parameters(model, kinds), one, anew=anew))
     return phases
 
 

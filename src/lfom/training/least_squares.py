@@ -78,7 +78,7 @@ class LeastSquares:
         return start == "data"
 
     def run(self, phase: Phase, setting: Setting, state: State) -> State:
-        if has_spectral_view(phase, setting) and self.begins_anew("data") and not state.history:
+        if phase.anew and not state.history and has_spectral_view(phase, setting):
             return _spectral(phase, self, setting, state)
         return run_least_squares(phase, self, setting, state)
 

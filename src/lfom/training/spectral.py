@@ -83,8 +83,8 @@ def spectral_state(
         "prompts": prompts,
         "log_loss": losses,
     }
-    vectors = np.asarray(rows, state.vectors.dtype)
-    return State(state.phase, 1, 1, vectors, {}, (*state.history, record)), record
+    vectors = np.asarray(rows, state.vectors.dtype)  # level 2: no pass is left
+    return State(state.phase, 2, 1, vectors, {}, (*state.history, record)), record
 
 
 def _cut(plain: Any, depth: int) -> Method:

@@ -35,6 +35,7 @@ class Phase:
     parameters: Parameters
     optimiser: Any  # LeastSquares, Adam, or None: only a change of parametrisation
     careful: bool = False
+    anew: bool = False  # begins from the scale of a few prompts, not from the model's own numbers
 
 
 class Diverged(FloatingPointError):

@@ -1,0 +1,160 @@
+"""GD++ in spectral coordinates, its optimum, and the fit that finds it (NOTES section 5)."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lfom import (
+    InputError,
+    LeastSquares,
+    LinearRegression,
+    Method,
+    evaluate,
+    exact_optimum,
+    fit,
+    memformer,
+    run,
+    sampled_optimum,
+)
+from lfom.core.coefficients import Pair, Scalar
+from lfom.core.memories import Bank, Forget, Memory
+from lfom.core.preconditioners import Scaled, Shared
+from lfom.core.problems import Quadratic
+from lfom.core.readers import Gradient
+from lfom.core.unroll import losses
+from lfom.limits.gdpp import gdpp_optima
+from lfom.limits.spectral import on_eigenvalues, spectra
+from lfom.prompts.distributions import PUBLISHED_SPECTRUM
+from tests.helpers import make_batch, relative, safe_step
+
+PAPER = LinearRegression(PUBLISHED_SPECTRUM, 20)
+INVERSE = np.diag(1 / np.asarray(PUBLISHED_SPECTRUM))
+OPTIMA = {1: 0.143, 2: -2.856, 3: -7.308}  # NOTES section 3, from two million prompts
+DEPTH = 3
+
+
+def memories() -> dict[str, Memory]:
+    rng = np.random.default_rng(1)
+    tables = [jnp.asarray(np.tril(rng.uniform(0.3, 1, (DEPTH, DEPTH)))) for _ in range(2)]
+    return {
+        "none": Forget(jnp.asarray(rng.uniform(0.5, 1, DEPTH))),
+        "scalar": Bank(Scalar(tables[0]), False),
+        "scalar, tied, own 1": Bank(Scalar(jnp.asarray([0.3, -0.2, 0.5])), True, True),
+        "pair": Bank(Pair(*tables), False),
+    }
+
+
+@pytest.mark.parametrize("memory", memories())
+@pytest.mark.parametrize(("d", "n"), [(4, 9), (4, 3), (1, 2)])
+def test_eigenvalues_answer_as_the_prompts_do(memory: str, d: int, n: int, x64: None) -> None:
+    rng, prompts = np.random.default_rng(d), make_batch(2, 6, n, d, noise=0.4)
+    half = rng.normal(size=(d, d))
+    M = np.eye(d) + half @ half.T
+    a = 0.5 * safe_step(prompts) / np.linalg.norm(M, 2) * rng.uniform(0.5, 1.5, DEPTH)
+    reader = Gradient(Shared(jnp.asarray(a), jnp.asarray(M)), Scaled(jnp.asarray(rng.uniform(0.3, 1, DEPTH))))
+    method = Method(reader, memories()[memory], DEPTH)
+    plain = method.on_eigenvalues
+    assert plain is not None
+    found = spectra(Quadratic.of(prompts), M)
+    g = np.asarray(on_eigenvalues(plain, jnp.asarray(found.t)))
+    answers = np.einsum("kdn,dn->kn", found.seen, g)[0]
+    assert relative(answers, run(method, prompts, view="tokens").predictions[-1]) < 1e-10
+    np.testing.assert_allclose(found.target[0], prompts.target, rtol=1e-12)
+
+
+def test_what_does_not_act_on_eigenvalues_says_none() -> None:
+    one, M = jnp.ones(2), jnp.eye(2)
+    pairs = [(Shared(one, M), Shared(one, M)), (Scaled(one), Shared(one, M))]
+    assert all(Method(Gradient(A, B), Forget(one), 2).on_eigenvalues is None for A, B in pairs)
+    assert Method(Gradient(Shared(one, M), Scaled(one)), Forget(one), 2).on_eigenvalues is not None
+    assert memformer(2, 2, covariates=True, gamma="rows", key=jax.random.key(0)).on_eigenvalues is None
+
+
+@pytest.fixture(scope="module")
+def optima() -> dict[int, Any]:
+    return gdpp_optima(PAPER, (1, 2, 3), jax.random.key(0), preconditioner=INVERSE, prompts=100_000)
+
+
+def test_the_fitted_optimum_is_the_known_one(optima: dict[int, Any]) -> None:
+    for depth, wanted in OPTIMA.items():
+        found = optima[depth]
+        assert (found.depth, found.prompts) == (depth, 40_000)
+        assert abs(found.log_loss - wanted) < 3 * found.log_stderr + 5e-4  # which has three digits
+
+
+def test_one_layer_cannot_use_its_covariates(optima: dict[int, Any]) -> None:
+    assert abs(optima[1].loss - exact_optimum(5, 20, 1).loss) < 3 * optima[1].stderr
+
+
+def test_its_method_scores_what_it_promises(optima: dict[int, Any]) -> None:
+    score = evaluate({"optimum": optima[2]}, PAPER, prompts=40_000, key=jax.random.key(5))["optimum"]
+    error = np.hypot(score.log_stderr[0, -1], optima[2].log_stderr)
+    assert abs(score.log_loss - optima[2].log_loss) < 4 * error
+
+
+def test_the_loss_is_that_of_other_prompts() -> None:
+    data, key = LinearRegression([1.0, 0.5], 6, noise=0.3), jax.random.key(4)
+    found = gdpp_optima(data, (2,), key, prompts=100)[2]
+    trained, others = (data.quadratics(one, 50) for one in jax.random.split(key, 2))
+    own, wanted = (float(losses(found.method, q)[-1].mean()) for q in (trained, others))
+    np.testing.assert_allclose(found.loss, wanted, rtol=1e-3)
+    assert abs(own / wanted - 1) > 0.01
+
+
+def test_gdpp_is_fitted_to_its_optimum(optima: dict[int, Any]) -> None:
+    model = memformer(5, 2, memory="none", covariates=True, key=jax.random.key(1))
+    found = fit(model, PAPER, key=jax.random.key(2), depths=(1, 2))
+    assert {row["phase"] for row in found.history} == {"all, one matrix"}
+    methods = {"fit": found.model(), "optimum": optima[2]}
+    scores = evaluate(methods, PAPER, prompts=100_000, key=jax.random.key(3))
+    assert abs(scores["fit"].minus(scores["optimum"])[0]) < 0.05
+
+
+@pytest.fixture(scope="module")
+def small() -> tuple[Method, LinearRegression]:
+    data = LinearRegression([1.0, 0.5], 8, noise=0.2)
+    return memformer(
+        2, 2, covariates=True, preconditioner="scalar", gamma="pair", key=jax.random.key(1)
+    ), data
+
+
+def test_a_fit_goes_on_where_it_stopped(small: Any) -> None:
+    states: list[Any] = []
+    few = LeastSquares(last=4_000)
+
+    def trained(**options: Any) -> Any:
+        return fit(*small, key=jax.random.key(2), optimiser=few, **options)
+
+    whole = trained(watch=lambda state, record: states.append(state))
+    assert len(states) == len(whole.history) == 1
+    again = trained(resume=states[0])
+    assert again.vectors.tobytes() == whole.vectors.tobytes()
+    assert again.history == whole.history
+
+
+def test_from_the_models_own_numbers_it_goes_by_passes(small: Any) -> None:
+    few = LeastSquares(first=2_000, last=2_000, passes=(1, 1))
+    found = fit(*small, key=jax.random.key(2), optimiser=few, start="model")
+    assert [row["level"] for row in found.history] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"memory": "bank"}, "unknown memory 'bank'"),
+        ({"depth": 0}, "depth is 0"),
+        ({"prompts": 0}, "prompts is 0"),
+        ({"preconditioner": jnp.eye(3)}, r"preconditioner has shape \(3, 3\)"),
+        ({"preconditioner": -jnp.eye(2)}, "preconditioner .*positive definite"),
+        ({"preconditioner": jnp.array([[1.0, 0.5], [0.0, 1.0]])}, "preconditioner .*symmetric"),
+        ({"covariates": False, "memory": "pair"}, "memory makes no difference"),
+    ],
+)
+def test_bad_input_is_refused(options: dict[str, Any], message: str) -> None:
+    given = {"depth": 1, "covariates": True} | options
+    data = LinearRegression([1.0, 0.5], 8)
+    with pytest.raises(InputError, match=message):
+        sampled_optimum(data, given.pop("depth"), jax.random.key(0), **given)  # type: ignore[call-overload]
