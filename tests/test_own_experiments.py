@@ -15,7 +15,7 @@ import lfom
 from lfom.cli import app
 from lfom.core.checks import InputError
 from lfom.experiments.experiment import Experiment
-from lfom.experiments.workbench import MODELS, PRESETS, Preset, Workbench
+from lfom.experiments.workbench import MODELS, PRESETS, CurveModel, Preset, Workbench
 from lfom.report import read_experiment, verdicts_markdown
 from lfom.reproduction import reproduce, wanted
 from tests.test_report import CLAIMS, small_meta, small_rows, write_folder
@@ -136,11 +136,13 @@ def test_what_cannot_be_shown_is_not_written(tmp_path: Path) -> None:
     assert "has no run(self, bench)" in done.message
 
 
-def test_a_training_is_said_by_its_name_or_by_the_model() -> None:
+def test_a_training_is_said_by_its_name_or_by_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Workbench()
+    few = CurveModel({"memory": "none"}, lambda preset, d: lfom.LeastSquares(first=100 * d))
+    monkeypatch.setitem(MODELS, "few", few)
     assert bench.optimiser("paper") == lfom.Adam(steps=PRESETS["quick"].adam_steps)
-    plain, gdpp = (bench.optimiser("converged", name) for name in ("Memformer", "Memformer, GD++"))
-    assert gdpp == MODELS["Memformer, GD++"].converged(PRESETS["quick"], 5) != plain
+    plain, own_way = (bench.optimiser("converged", name) for name in ("Memformer", "few"))
+    assert own_way == lfom.LeastSquares(first=500) != plain
     assert bench.optimiser("converged", lfom.linear_transformer(5, 2, key=bench.key)) == plain
     own = bench.with_trainings({"short": lfom.Adam(steps=3)})
     assert own.optimiser("short", "Memformer, GD++") == lfom.Adam(steps=3)

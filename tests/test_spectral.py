@@ -24,9 +24,16 @@ from lfom.core.memories import Bank, Forget, Memory
 from lfom.core.preconditioners import Scaled, Shared
 from lfom.core.problems import Quadratic
 from lfom.core.readers import Gradient
-from lfom.core.unroll import losses
-from lfom.limits.gdpp import gdpp_optima
-from lfom.limits.spectral import on_eigenvalues, spectra
+from lfom.core.vectors import vector_of
+from lfom.limits.gdpp import gdpp_optima, template
+from lfom.limits.spectral import (
+    NumberFit,
+    fitted_depths,
+    in_float64,
+    on_eigenvalues,
+    sampled_spectra,
+    spectra,
+)
 from lfom.prompts.distributions import PUBLISHED_SPECTRUM
 from tests.helpers import make_batch, relative, safe_step
 
@@ -97,11 +104,27 @@ def test_its_method_scores_what_it_promises(optima: dict[int, Any]) -> None:
 
 def test_the_loss_is_that_of_other_prompts() -> None:
     data, key = LinearRegression([1.0, 0.5], 6, noise=0.3), jax.random.key(4)
-    found = gdpp_optima(data, (2,), key, prompts=100)[2]
-    trained, others = (data.quadratics(one, 50) for one in jax.random.split(key, 2))
-    own, wanted = (float(losses(found.method, q)[-1].mean()) for q in (trained, others))
+    found = gdpp_optima(data, (2,), key, prompts=1_000, preconditioner=jnp.eye(2))[2]
+    halves = [
+        sampled_spectra([data.quadratics(one, 500)], np.eye(2)) for (one,) in jax.random.split(key, (2, 1))
+    ]
+    single = in_float64(found.method.on_eigenvalues)
+    own, wanted = (float(NumberFit(single).losses(vector_of(single), half).mean()) for half in halves)
     np.testing.assert_allclose(found.loss, wanted, rtol=1e-3)
     assert abs(own / wanted - 1) > 0.01
+
+
+def test_a_part_of_the_prompts_says_what_all_say() -> None:
+    """Rare prompts are all taken, of the others some with more weight."""
+    q = PAPER.quadratics(jax.random.key(5), 20_000)
+    M = np.linalg.inv(np.asarray(PAPER.covariance, np.float64))
+    fitted = fitted_depths([template("none", depth) for depth in (1, 2)], *[spectra(q, M)] * 2)[-1]
+    whole, part = (
+        NumberFit(fitted).losses(vector_of(fitted), own) for own in (spectra(q, M), sampled_spectra([q], M))
+    )
+    assert part.size < 0.2 * whole.size
+    error = float(part.std() / part.size**0.5)
+    assert abs(part.mean() - whole.mean()) < 3 * error < 0.2 * whole.mean()
 
 
 def test_gdpp_is_fitted_to_its_optimum(optima: dict[int, Any]) -> None:

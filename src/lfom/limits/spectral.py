@@ -42,8 +42,8 @@ VALLEYS = (
 LATE = 3  # layers that these are for
 TAIL, EVERY = 0.03, 12  # the share of prompts that are all taken, and of which others one is
 GUESSES, LONGER = (0.3, 0.45, 0.6, 0.8, 1.1), (1.0, 1.5)  # of b, and factors on the last step
-STEPS = (150, 20, 12)  # on few prompts, on some of them, on all
-REFITS = (10, 6)  # on some and on all, where numbers are known from other prompts
+STEPS = (150, 40, 30)  # on few prompts, on some of them, on all
+REFITS = (10, 10)  # on some and on all, where numbers are known from other prompts
 
 
 @dataclass(frozen=True)

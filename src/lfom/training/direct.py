@@ -129,6 +129,8 @@ def make_passes(parameters: Parameters, draw: Draw) -> tuple[Callable, Callable]
 class Direct:
     """Passes in the trained numbers themselves."""
 
+    finds_coefficients = False
+
     def __init__(self, parameters: Parameters, setting: Setting):
         self._parameters, self._setting = parameters, setting
         self._accumulate, self._score = make_passes(parameters, setting.source.draw)

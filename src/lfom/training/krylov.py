@@ -27,7 +27,7 @@ from lfom.core.problems import Quadratic
 from lfom.core.readers import Gradient
 from lfom.core.threads import in_threads
 from lfom.core.vectors import Parameters, from_vector
-from lfom.limits.krylov import basis, coefficients, factors, seen
+from lfom.limits.krylov import basis, coefficients, factors, moments, seen
 from lfom.training.state import Setting
 
 WIDER = 1.5  # h over the mean largest eigenvalue
@@ -139,6 +139,37 @@ def _accumulate(
 
 
 @eqx.filter_jit
+def _coefficient_equations(
+    M: Array, h: Array, source: Any, keys: Array, first: Array, last: Array, limits: Array, depth: int
+) -> tuple[Array, Array]:
+    """J^T J (runs, depths, L, L) and its right side (runs, depths, L) in c alone, for M as it is: the loss is
+    quadratic in c, and without the derivatives in M a pass costs a tenth."""
+
+    def one_run(args: Any) -> Any:
+        matrices, h, arrays, key = args
+
+        def chunk_sum(chunk: Array) -> Any:
+            q = source.draw(arrays, key, chunk)
+
+            def one_depth(args: tuple[Array, Array]) -> Any:
+                M, limit = args
+                nothing = (jnp.zeros((depth, depth), M.dtype), jnp.zeros(depth, M.dtype))
+                return jax.lax.cond(
+                    chunk < limit, lambda M: moments(q, M, depth, h)[:2], lambda M: nothing, M
+                )
+
+            return jax.lax.map(one_depth, (matrices, limits))
+
+        shape = (matrices.shape[0], depth)
+        zero = (jnp.zeros((*shape, depth), M.dtype), jnp.zeros(shape, M.dtype))
+        return jax.lax.fori_loop(
+            first, last, lambda chunk, total: jax.tree.map(jnp.add, total, chunk_sum(chunk)), zero
+        )
+
+    return jax.lax.map(one_run, (M, h, source.arrays, keys))
+
+
+@eqx.filter_jit
 def _score(
     M: Array, c: Array, h: Array, source: Any, keys: Array, first: Array, last: Array, limits: Array
 ) -> tuple[Array, ...]:
@@ -184,6 +215,8 @@ class Krylov:
     numbers that come closest to that c, in the metric of the loss: no prompts are needed for it.
     """
 
+    finds_coefficients = True
+
     def __init__(self, parameters: Parameters, setting: Setting):
         self._source = setting.source
         pilot = setting.pilot
@@ -226,6 +259,26 @@ class Krylov:
         M, c = self._view(vectors)
         found = _accumulate(*self._sent(M, c), self._source, keys, *span)
         return tuple(np.asarray(a, np.float64) for a in found)
+
+    def coefficient_equations(self, vectors: np.ndarray, keys: Array, *span: Any) -> tuple[Any, ...]:
+        """The same in c alone, as its best value for this M needs them."""
+        M, c = self._view(vectors)
+        first, last, limits = span
+        sent = (as_array(M, float), as_array(self._h, float), self._source, keys)
+        return _coefficient_equations(*sent, first, last, limits, c.shape[-1])
+
+    def with_best_coefficients(
+        self, vectors: np.ndarray, normal: np.ndarray, right: np.ndarray
+    ) -> np.ndarray:
+        """The models with the same M whose c comes closest to the best one."""
+        on = self._actives
+        metric = normal * on[:, :, None] * on[:, None, :] + (1 - on)[..., None] * np.eye(on.shape[-1])
+        metric = (metric + np.swapaxes(metric, -1, -2)) / 2 + FLOOR * _diagonal(metric)
+        target = np.linalg.solve(metric, (right * on)[..., None])[..., 0]
+        found = vectors.copy()
+        several = self._nearest(vectors[..., None, :], metric[:, :, None], target[:, :, None])
+        found[..., self._free] = several[..., 0, :]
+        return found
 
     def score(self, candidates: np.ndarray, keys: Array, *span: Any) -> tuple[Array, ...]:
         return _score(*self._sent(*self._view(candidates)), self._source, keys, *span)

@@ -8,7 +8,7 @@ compiled loops, so memory does not grow with their number. Runs and depths are b
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -25,6 +25,10 @@ DAMPING = (1e-6, 1e-3, 1e-2, 1e-1, 1.0)  # steps tried, relative to diag(J^T J)
 CAREFUL = (1e-1, 1.0, 10.0, 100.0)  # when many parameters are freed at once: shrink towards where we are
 FEWEST = 5  # chunks of a pass, for shallow models too
 MOST_PROMPTS = 100  # as a factor: a larger one was meant as a number
+DEEP, MANY_MORE = (
+    5,
+    4,
+)  # from so many layers on, coefficients are found once more, from so many times the prompts
 SLICE = 10  # chunks per compiled call, so that progress shows and Ctrl-C is heard
 
 
@@ -120,6 +124,7 @@ class Passes(Protocol):
     """
 
     shares: np.ndarray  # (depths,) the part of a pass's prompts that each depth needs
+    finds_coefficients: bool  # whether it can solve for coefficients alone
 
     def prepare(self, vectors: np.ndarray, keys: Array, tried: int) -> None:
         """Compile what will be run, for this many candidates."""
@@ -201,7 +206,25 @@ def run_least_squares(phase: Phase, options: LeastSquares, setting: Setting, sta
         )
         if setting.watch:
             setting.watch(state, record)
-    return state
+    return state if phase.careful or fixed else _with_best_coefficients(passes, levels[-1], setting, state)
+
+
+def _with_best_coefficients(passes: Any, prompts: int, setting: Setting, state: State) -> State:
+    """In the Krylov view the best coefficients for the M that was found, from many more prompts: deep models lose
+    there, since rare prompts weigh most (docs/design.md)."""
+    if max(setting.depths) < DEEP or not passes.finds_coefficients:
+        return state
+    chunks = range(-(-MANY_MORE * prompts // setting.source.chunk))
+    keys = setting.keys(state.phase, state.step + 1)
+    limits = _limits(chunks, passes.shares)
+    found = _total(
+        lambda *span: passes.coefficient_equations(state.vectors, keys, *span),
+        chunks,
+        limits,
+        setting,
+        (0, 1),
+    )
+    return replace(state, vectors=passes.with_best_coefficients(state.vectors, *found))
 
 
 def _limits(chunks: range, shares: np.ndarray) -> np.ndarray:
