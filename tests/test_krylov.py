@@ -14,7 +14,7 @@ from lfom.core.parameters import at_layer
 from lfom.core.problems import Quadratic
 from lfom.core.readers import Gradient
 from lfom.core.unroll import unroll
-from lfom.core.vectors import parameters
+from lfom.core.vectors import from_vector, parameters, vector_of
 from lfom.training import direct, krylov
 from lfom.training.least_squares import DAMPING
 from lfom.training.sources import sources
@@ -211,3 +211,25 @@ def test_each_depth_stops_at_its_limit(x64: None) -> None:
     np.testing.assert_allclose(sums([1, 3])[1], all_of_it[1])
     one = np.asarray(view.score(vectors[:, :, None], keys, *spanned(0, 1, 2))[0])[0, 0, 0]
     np.testing.assert_allclose(sums([1, 3])[0], one)
+
+
+@pytest.mark.parametrize("memory", ["register", "bank"])
+def test_the_best_coefficients_for_the_same_matrix(memory: str, x64: None) -> None:
+    """Of all models with this M the one that is found has the least loss on the prompts it is fitted to, and M stays."""
+    here, model = setting(2, 3), started({"memory": memory}, 2, 3)
+    passes = krylov.Krylov(parameters(model), here)
+    vector = vector_of(model)[None, None]
+    keys, span = here.keys(0, 0), spanned(0, 4)
+    normal, right = (np.asarray(a) for a in passes.coefficient_equations(vector, keys, *span))
+    found = passes.with_best_coefficients(vector, normal, right)
+    one = from_vector(model, found[0, 0])
+    np.testing.assert_allclose(matrix_of(one, 2), matrix_of(model, 2), rtol=1e-6)
+    rng = np.random.default_rng(0)
+    others = found[:, :, None] + np.concatenate([np.zeros((1, 1)), np.ones((5, 1))]) * 1e-2 * rng.normal(
+        size=(1, 1, 6, found.shape[-1])
+    )
+    half = passes._matrix  # M is the same in all of them
+    others[..., half] = found[:, :, None, half]
+    losses = np.asarray(passes.score(others, keys, *span)[0])[0, 0]
+    assert losses.argmin() == 0
+    assert losses[0] < 0.9 * float(passes.score(vector[:, :, None], keys, *span)[0][0, 0, 0])

@@ -34,6 +34,7 @@ WIDER = 1.5  # h over the mean largest eigenvalue
 FLOOR = 1e-8  # of the metric in c, relative: sums in float32 are not better than this
 MOST = 5  # dampings tried at once
 TINY = 1e-30  # a step into the complex plane
+IDLE = 7  # steps without a gain that end a fit: so far from a minimum its damping has to grow first
 INNER = 40  # steps that fit a model's own numbers to the coefficients it should have
 
 
@@ -328,7 +329,7 @@ class Krylov:
             return free
         slopes, c = self._coefficients(vectors, free)
         error = (root @ (c - target)[..., None])[..., 0]
-        damping = np.full(free.shape[:-1], 1e-3)
+        damping, idle = np.full(free.shape[:-1], 1e-3), np.zeros(free.shape[:-1], int)
         for _ in range(INNER):
             J = root @ slopes
             normal = np.swapaxes(J, -1, -2) @ J
@@ -343,7 +344,8 @@ class Krylov:
             free = np.where(better[..., None], trial, free)
             error = np.where(better[..., None], new_error, error)
             slopes = np.where(better[..., None, None], new_slopes, slopes)
-            if not np.any(better & (before - after > 1e-9 * before)) and _ > 3:
+            idle = np.where(better & (before - after > 1e-9 * before), 0, idle + 1)
+            if idle.min() >= IDLE:
                 break
         return free
 
