@@ -24,7 +24,7 @@ FORM = 0.1  # distance to the form, below which it counts as found
 
 # Steps and learning rate by depth: high rates leave the plateaus where a coordinate is not seen yet.
 POLISHED = 3  # from so many layers on Adam is followed by least squares; with two it ends at the optimum
-QUICK = {1: (1_500, 0.03), 2: (4_500, 0.04), 3: (5_500, 0.015)}
+QUICK = {1: (1_000, 0.03), 2: (4_500, 0.04), 3: (5_500, 0.015)}
 FULL = {1: (3_000, 0.03), 2: (8_000, 0.03), 3: (15_000, 0.015), 4: (20_000, 0.01)}
 
 

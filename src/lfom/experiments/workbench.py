@@ -97,7 +97,7 @@ TRAININGS: dict[str, Training] = {
 }
 # Appendix D trains the A_l first and then, with these as they are, the coefficients of the memory.
 A_THEN_GAMMA = "A, then Gamma"
-PHASES: dict[str, tuple[tuple[str, ...], ...]] = {A_THEN_GAMMA: (("A",), ("coefficients",))}
+PHASES: dict[str, tuple[tuple[str, ...], ...]] = {A_THEN_GAMMA: (("A", "B"), ("coefficients",))}
 # Of the figures of models with a bank of directions; as many Adam steps in each of the two phases.
 WITH_PHASES: dict[str, Training] = TRAININGS | {A_THEN_GAMMA: TRAININGS["paper"]}
 ASKED_WITH = {A_THEN_GAMMA: "paper"}  # the choice of --training that it belongs to

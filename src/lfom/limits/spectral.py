@@ -32,7 +32,7 @@ PIECE, BLOCK = 10_000, 500  # prompts of one call, and of one step in it
 FEW, SOME = 3_000, 10_000  # prompts to find valleys with, and to compare them
 
 # Where the query has numbers of its own, there are deeper valleys far from the method without memory, in the last
-# three layers. Starts in three of them, found by a search from 200 random ones (docs/design.md): a and b as factors
+# three layers. Starts in three of them, found by a search from random ones (benchmarks/valleys.py): a and b as factors
 # on those without memory, the context's number of layer 1 in layer 2, the query's table row by row.
 VALLEYS = (
     ((0.98, 0.61, 0.68), (0.8, 8.3), 0.39, (2.46, -1.70, 0.21, -1.86, 5.32, 1.0)),
