@@ -176,7 +176,12 @@ def plan(
     phases: list[Phase] = []
     for number, one in enumerate(_optimisers(optimiser)):
         for kinds in _groups_of(train):
-            name = "all" if kinds is None or set(kinds) >= set(kinds_of(model)) else " and ".join(kinds)
+            own = kinds_of(model)
+            name = (
+                "all"
+                if kinds is None or set(kinds) >= set(own)
+                else " and ".join(k for k in kinds if k in own)
+            )
             first = model.begin(as_array(np.zeros(model.depth, np.float32)))
             narrower = bool(jax.tree.structure(first) != jax.tree.structure(model))  # type: ignore[operator]
             anew = number == 0 and one.begins_anew(start)
