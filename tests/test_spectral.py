@@ -181,3 +181,14 @@ def test_bad_input_is_refused(options: dict[str, Any], message: str) -> None:
     data = LinearRegression([1.0, 0.5], 8)
     with pytest.raises(InputError, match=message):
         sampled_optimum(data, given.pop("depth"), jax.random.key(0), **given)  # type: ignore[call-overload]
+
+
+def test_runs_that_are_not_alike_are_fitted_each_by_itself() -> None:
+    """Another variance is no other problem once M is known: the second run begins well with the first one's numbers."""
+    data = [LinearRegression([1.0, 0.5], 8, variance=v) for v in (1.0, 25.0)]
+    model = memformer(2, 2, memory="none", covariates=True, key=jax.random.key(1))
+    found = fit(model, data, key=jax.random.key(2), optimiser=LeastSquares(prompts=0.1))
+    last = np.asarray(found.history[-1]["log_loss"])[:, -1]
+    assert abs(last[0] - last[1]) < 0.5  # few prompts scatter by .2
+    scales = [float(found.model(run).reader.A.matrices[0, 0, 0]) for run in range(2)]
+    np.testing.assert_allclose(scales[0] / scales[1], 25.0, rtol=0.1)

@@ -216,9 +216,9 @@ def test_bad_options_are_refused(options: list[str], message: str, tmp_path: Pat
 @pytest.mark.parametrize(
     ("reader", "kinds", "own"),
     [
-        ("linear", ("P", "Q"), Adam(60, 50, 1, 0.01, 1.0, "cosine", 3, log=True, averaged=True)),
-        ("softmax", ("W_v", "W_k", "W_q"), Adam(60, 50, 1, 0.003, 1.0, "cosine", 3, log=True)),
-        ("relu", ("P", "Q"), Adam(60, 50, 1, 0.003, 1.0, "cosine", 3, log=True)),
+        ("linear", ("P", "Q"), Adam(60, 50, 1, 0.03, 1e3, "cosine", 3, log=True, averaged=True)),
+        ("softmax", ("W_v", "W_k", "W_q"), Adam(60, 50, 1, 0.01, 1e3, "cosine", 3, log=True)),
+        ("relu", ("P", "Q"), Adam(60, 50, 1, 0.01, 1e3, "cosine", 3, log=True)),
     ],
 )
 def test_attention_of_every_kind_is_trained(

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lfom.adaptation import PerPrompt
-from lfom.core import archive, checks, coefficients, memories, methods, preconditioners, readers
+from lfom.core import archive, checks, coefficients, kernels, memories, methods, preconditioners, readers
 from lfom.core.archive import LICENCE, Refused, damaged
 from lfom.core.checks import InputError
 from lfom.core.content import built, described, same_name
@@ -30,7 +30,17 @@ from lfom.training.checkpoints import Checkpoint
 
 FIRST = 1 << 16  # bytes that are read before it is known that a file is one of ours
 MOST_LAYERS = 100_000  # of a method none of whose arrays counts layers
-MODULES = (coefficients, memories, methods, preconditioners, readers, directions, distributions, shifts)
+MODULES = (
+    coefficients,
+    kernels,
+    memories,
+    methods,
+    preconditioners,
+    readers,
+    directions,
+    distributions,
+    shifts,
+)
 OTHERS = (PerRun, Optimum, Horner, PerPrompt, Adam, LeastSquares, State, Fit, Checkpoint, Certificate, Kind, Accuracy, Record, Structure)  # fmt: skip
 LEARNED: dict[str, Any] = {
     "structure": Structure, "kind": Kind, "record": Record, "certificate": Certificate | None,

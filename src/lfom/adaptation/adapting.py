@@ -42,7 +42,6 @@ from lfom.core.runs import PerRun, by_run, common_runs
 from lfom.core.threads import in_threads
 from lfom.core.vectors import from_vector, known_kinds, parameters, vector_of
 from lfom.prompts.prompt import Prompt, checked
-from lfom.training.sources import OF_PROMPT
 
 # Models, the errors before and after and what is kept of every run, steps and history (see Adaptation).
 Found = tuple[list[Any], np.ndarray, np.ndarray, np.ndarray, int, tuple[dict[str, Any], ...]]
@@ -241,7 +240,7 @@ def _folded(view: str, X: np.ndarray, y: np.ndarray, size: int) -> tuple[Problem
 
 @eqx.filter_jit
 def _asked(view: str, X: Any, y: Any, query: Any, target: Any) -> Problem:
-    return jax.vmap(OF_PROMPT[view])(Prompt(X, y, query, target))
+    return jax.vmap(lambda prompt: prompt.problem(view))(Prompt(X, y, query, target))
 
 
 def _shared(

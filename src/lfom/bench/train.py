@@ -23,7 +23,6 @@ from lfom.methods.memformer import linear_transformer
 from lfom.prompts.distributions import PUBLISHED_SPECTRUM, LinearRegression, haar_rotation
 from lfom.training.adam import Adam, clip_groups, make_block
 from lfom.training.direct import normal_equations
-from lfom.training.sources import OF_PROMPT
 
 RUNS, DEPTH, D, CONTEXT, BATCH = 5, 4, 5, 20, 1_000
 
@@ -43,7 +42,7 @@ def adam_programs(
     kinds = parameters(model)
     vector, active = kinds.vector(model), jnp.ones(DEPTH)
     vectors = jnp.broadcast_to(vector, (RUNS, 1, vector.size))
-    problems = jax.vmap(OF_PROMPT[view])(prompts)
+    problems = jax.vmap(lambda batch: batch.problem(view))(prompts)
     adam = Adam(resample=ours_steps)
     moments = jax.vmap(jax.vmap(adam.optimiser().init))(vectors[..., kinds.index])
     block = make_block(kinds, adam)

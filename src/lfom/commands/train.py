@@ -359,7 +359,7 @@ def _optimiser(name: str | None, adam: dict[str, Any], view: str) -> LeastSquare
     given = {key: value for key, value in adam.items() if value is not None}
     if name is not None:
         checks.known("optimiser", name, OPTIMISERS)
-    trains = "adam" if name is None and view != "iterates" else name
+    trains = "adam" if name is None and view in FROM_RANDOM else name
     if given and trains != "adam":
         names = ", ".join(f"--{key.replace('_', '-')}" for key in given)
         raise InputError(f"{names} belong to Adam: add --optimiser adam, or leave them out.")

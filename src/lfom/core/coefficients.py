@@ -50,6 +50,10 @@ class Coefficient(eqx.Module):
         """The same on iterates."""
         raise no_view(self, "iterates", self.why_not)
 
+    def on_kernel(self, direction: Direction) -> Direction:
+        """The same on what is one number per example."""
+        raise no_view(self, "kernel", self.why_not)
+
     def on_joint(self, direction: Columns) -> Columns:
         """The same on the columns of the joint view."""
         raise no_view(self, "joint", self.why_not)
@@ -68,6 +72,9 @@ class Scalar(Coefficient):
         return self.value * direction
 
     def on_iterates(self, direction: Direction) -> Direction:
+        return self.value * direction
+
+    def on_kernel(self, direction: Direction) -> Direction:
         return self.value * direction
 
     def on_joint(self, direction: Columns) -> Columns:
@@ -98,6 +105,9 @@ class Pair(Coefficient):
             image,
         )
 
+    def on_kernel(self, direction: Direction) -> Direction:
+        return self.on_iterates(direction)
+
     def on_joint(self, direction: Columns) -> Columns:
         return Columns(self.context * direction.context, self.query * direction.query)
 
@@ -122,6 +132,9 @@ class Rows(Coefficient):
 
         query = None if direction.query is None else scale(direction.query)
         return Direction(scale(direction.context), query)
+
+    def on_kernel(self, direction: Direction) -> Direction:
+        return self.value[-1] * direction  # only labels move
 
     def on_joint(self, direction: Columns) -> Columns:
         checks.size("gamma", self.value, 0, direction.context.shape[0], "d + 1")

@@ -13,11 +13,12 @@ from jaxtyping import Float
 
 from lfom.core.arrays import as_array, numpy_or_jax, on_host
 from lfom.core.checks import InputError, known
+from lfom.core.kernels import Kernel
 from lfom.core.memories import Memory
 from lfom.core.parameters import dimension, parameter, part
 from lfom.core.problems import Problem
 from lfom.core.readers import Reader
-from lfom.core.states import common
+from lfom.core.states import common, common_views, one_kernel
 
 GATINGS = ("free", "softmax", "hard")
 LOGIT = 4.0  # where softmax gates start for a single expert: near the corner, and still movable
@@ -53,6 +54,11 @@ class Algorithm(eqx.Module):
     @abc.abstractmethod
     def views(self) -> tuple[str, ...]:
         """Where it can run, the cheapest first."""
+
+    @property
+    def kernel(self) -> Kernel | None:
+        """That of its attention, where it has a kernel view."""
+        return None
 
     @property
     @abc.abstractmethod
@@ -275,6 +281,10 @@ class Method(Algorithm):
         return common(self.reader.views, self.memory.views)
 
     @property
+    def kernel(self) -> Kernel | None:
+        return self.reader.kernel
+
+    @property
     def splits(self) -> bool:
         return self.memory.splits
 
@@ -386,7 +396,11 @@ class Mixture(Algorithm):
 
     @property
     def views(self) -> tuple[str, ...]:
-        return common(*(head.views for head in self.heads))
+        return common_views(self.heads)
+
+    @property
+    def kernel(self) -> Kernel | None:
+        return one_kernel(self.heads)
 
     @property
     def weights(self) -> Float[Array, "heads ..."]:

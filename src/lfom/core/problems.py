@@ -1,9 +1,9 @@
 """What a method is run on: where it starts, how it moves, and two inner products.
 
-`Tokens` is the paper's definition, `JointGram` all that linear attention sees of it. The others are the
-iterate view: `Quadratic` from the Gram matrix, `Examples` from the examples themselves, `Operator` from products with a symmetric matrix, `Objective` from
-any differentiable loss. A step costs one product with the Hessian, or one gradient. The layout is the
-problem's: prompts ride on the trailing axes of a `Quadratic` and a `JointGram`, and a batch of any other is a
+`Tokens` is the paper's definition, `JointGram` all that linear attention sees of it, `KernelMatrix` all that
+attention with a kernel sees. The others are the iterate view: `Quadratic` from the Gram matrix, `Examples` from the
+examples themselves, `Operator` from products with a symmetric matrix, `Objective` from any differentiable loss. A step costs one product with the Hessian, or one gradient. The layout is the
+problem's: prompts ride on the trailing axes of a `Quadratic`, a `KernelMatrix` and a `JointGram`, and a batch of any other is a
 `vmap`.
 """
 
@@ -342,6 +342,41 @@ class Quadratic(IterateProblem):
             return super().residuals(answers)
         probe = self.probe if self.probe.ndim == 2 else self.probe[:, :, None]
         return matvec(probe, jnp.moveaxis(answers, 0, 1)) - self.target[:, None]
+
+
+class KernelMatrix(Quadratic):
+    """Least squares over functions f = sum_i alpha_i k(x_i, .) of the context's examples, one unknown alpha_i each:
+    what attention with a kernel works on.
+
+    gram is K / n, moment y / n, and the probe k(x_i, query). The gradient K alpha / n - y / n is that of
+    |f(X) - y|^2 / 2n in the space of the kernel, whose inner product is u.Kv.
+    """
+
+    @staticmethod
+    def of(prompt: Any, kernel: Any = None) -> "KernelMatrix":
+        """Of one prompt, or of a batch."""
+        if prompt.X.ndim == 3:
+            return jax.vmap(lambda one: KernelMatrix.of(one, kernel), out_axes=-1)(prompt)
+        n = prompt.X.shape[0]
+        K, asked = kernel.between(prompt.X, prompt.X), kernel.between(prompt.query[None], prompt.X)
+        return KernelMatrix(K / n, prompt.y / n, asked, prompt.target[None])
+
+    def read(self, reader: Any, state: Iterate) -> Direction:
+        return reader.on_kernel(state, self)
+
+    def times(self, coefficient: Any, direction: Direction) -> Direction:
+        return coefficient.on_kernel(direction)
+
+    def inner(self, left: Array, right: Array) -> Array:
+        return self.unknowns() * dot(left, matvec(self.gram, right))
+
+    def curvature(self, direction: Direction) -> tuple[Array, Direction]:
+        """R.K(K/n)R, from the image alone."""
+        image = self.hessian_times(direction.context.w) if direction.image is None else direction.image
+        return self.unknowns() * dot(image, image), Direction(direction.context, direction.query, image)
+
+    def has_gram(self) -> bool:
+        return False
 
 
 class JointGram(Problem):

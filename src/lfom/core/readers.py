@@ -18,9 +18,10 @@ from jaxtyping import Bool, Float
 
 from lfom.core.arrays import as_array, matmat, matvec, pad_axes, transpose
 from lfom.core.checks import InputError, known
+from lfom.core.kernels import Kernel
 from lfom.core.parameters import parameter, part
 from lfom.core.preconditioners import Full, Preconditioner
-from lfom.core.states import Columns, Direction, Iterate, Track, common, no_view, views_of
+from lfom.core.states import Columns, Direction, Iterate, Track, common_views, no_view, one_kernel, views_of
 
 
 def attention(P: Array, Q: Array, Z: Array) -> Array:
@@ -91,9 +92,18 @@ class Reader(eqx.Module):
         """The same direction on iterates."""
         raise no_view(self, "iterates")
 
+    def on_kernel(self, state: Iterate, problem: Any) -> Direction:
+        """The same direction on one number per example, for attention with a kernel."""
+        raise no_view(self, "kernel")
+
     def on_joint(self, state: Columns, problem: Any) -> Columns:
         """The same direction on the columns of the joint view."""
         raise no_view(self, "joint")
+
+    @property
+    def kernel(self) -> Kernel | None:
+        """That of its attention, where it has a kernel view."""
+        return None
 
     def begin(self, scales: Float[Array, " depth"]) -> "Reader":
         """Where training begins, with these step sizes; a reader of another kind begins as it is."""
@@ -270,6 +280,44 @@ class Gradient(Reader):
         return Gradient(self.A.ready(), None if self.B is None else self.B.ready())
 
 
+class KernelAttention(Reader):
+    """Attention whose weights are a kernel of the covariates, which stay as they are: P = diag(0, -a_l). A step of
+    gradient descent on functions f = sum_i alpha_i k(x_i, .), whose values at the covariates the labels hold."""
+
+    A: Preconditioner = part("A", sets_scale=True)  # a_l I
+    weights: Kernel = eqx.field(static=True)  # type: ignore[misc]
+
+    @property
+    def kernel(self) -> Kernel:
+        return self.weights
+
+    @property
+    def one_matrix(self) -> bool:
+        return self.A.one_matrix
+
+    @property
+    def definite(self) -> bool:
+        return self.A.definite
+
+    def on_tokens(self, Z: Array, problem: Any) -> Array:
+        X, labels = Z[:-1].T, Z[-1, :-1]
+        read = self.weights.between(X[:-1], X)
+        scale = self.A.matrix(1)[0, 0] / labels.shape[0]
+        return jnp.zeros_like(Z).at[-1].set(-scale * (labels @ read))
+
+    def on_kernel(self, state: Iterate, problem: Any) -> Direction:
+        return _along(state, self.A.transposed_times, None)
+
+    def begin(self, scales: Float[Array, " depth"]) -> "KernelAttention":
+        return KernelAttention(self.A.begin(scales), self.weights)
+
+    def write(self, found: Any) -> "KernelAttention":
+        return KernelAttention(self.A.write(found.A), self.weights)
+
+    def ready(self) -> "KernelAttention":
+        return KernelAttention(self.A.ready(), self.weights)
+
+
 def _along(state: Iterate, precondition: Callable[[Array], Array], K: Array | None) -> Direction:
     """The direction of labels that were read through `precondition`; K: what covariates are multiplied
     with, None if they stay."""
@@ -367,7 +415,7 @@ class Composed(Reader):
 
     @property
     def views(self) -> tuple[str, ...]:
-        return common(*(reader.views for reader in self.parts()))
+        return common_views(self.parts())
 
     @property
     def moves_covariates(self) -> bool:
@@ -379,8 +427,15 @@ class Composed(Reader):
     def on_iterates(self, state: Iterate, problem: Any) -> Direction:
         return self.combined(lambda reader: reader.on_iterates(state, problem), problem)
 
+    def on_kernel(self, state: Iterate, problem: Any) -> Direction:
+        return self.combined(lambda reader: reader.on_kernel(state, problem), problem)
+
     def on_joint(self, state: Columns, problem: Any) -> Columns:
         return self.combined(lambda reader: reader.on_joint(state, problem), problem)
+
+    @property
+    def kernel(self) -> Kernel | None:
+        return one_kernel(self.parts())
 
     def begin(self, scales: Float[Array, " depth"]) -> Reader:
         return self.rebuilt(tuple(reader.begin(scales) for reader in self.parts()))

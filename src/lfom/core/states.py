@@ -2,10 +2,11 @@
 
 Tokens need no type: their state is the matrix Z. In the iterate view the same numbers are written as a
 recursion on w (NOTES section 4): a token that started as (x, y) is, after l layers, (T_l x, y - x.w_l); with
-one Gamma for the context and another for the query, the two kinds of token follow tracks of their own. In the
-joint view the state is a few columns that linear attention cannot tell from all tokens (NOTES section 6).
+one Gamma for the context and another for the query, the two kinds of token follow tracks of their own. The kernel
+view is the same with one unknown per example. In the joint view the state is a few columns that linear attention cannot tell from all tokens (NOTES section 6).
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import equinox as eqx
@@ -14,7 +15,7 @@ from jaxtyping import Float
 
 from lfom.core.checks import InputError
 
-VIEWS = ("iterates", "joint", "tokens")  # the cheapest first; tokens are the definition
+VIEWS = ("iterates", "kernel", "joint", "tokens")  # the cheapest first; tokens are the definition
 
 
 class NoSuchView(InputError):
@@ -37,6 +38,18 @@ def no_view(part: Any, view: str, why: str = "") -> NoSuchView:
 def common(*views: tuple[str, ...]) -> tuple[str, ...]:
     """The views that all of these have, the cheapest first."""
     return tuple(view for view in VIEWS if all(view in some for some in views))
+
+
+def one_kernel(parts: Sequence[Any]) -> Any:
+    """The kernel that all of them have, else None."""
+    kernels = [part.kernel for part in parts]
+    return kernels[0] if all(kernel == kernels[0] for kernel in kernels) else None
+
+
+def common_views(parts: Sequence[Any]) -> tuple[str, ...]:
+    """The views that several readers or methods have together: in that of a kernel all need the same one."""
+    shared = common(*(part.views for part in parts))
+    return tuple(view for view in shared if view != "kernel" or one_kernel(parts) is not None)
 
 
 class Track(eqx.Module):

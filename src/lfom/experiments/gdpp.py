@@ -1,16 +1,11 @@
 """The optimum of GD++ as a curve: its numbers are fitted once, since they do not depend on the rotation."""
 
-from typing import Any
-
 import jax.numpy as jnp
 import numpy as np
 
-from lfom.core.methods import Method
-from lfom.core.preconditioners import Shared
-from lfom.core.readers import Gradient
 from lfom.core.runs import PerRun
 from lfom.experiments.workbench import Workbench, kept
-from lfom.limits.gdpp import FittedOptimum, gdpp_optima
+from lfom.limits.gdpp import FittedOptimum, gdpp_optima, with_matrix
 
 DEEPEST = 4
 
@@ -35,11 +30,6 @@ def optimum_methods(bench: Workbench, data: PerRun, memory: str) -> dict[int, Pe
     inverses = [jnp.asarray(np.linalg.inv(one.covariance)) for one in data.each()]
     spectrum = tuple(float(v) for v in np.asarray(data[0].spectrum))
     return {
-        depth: PerRun([_turned(best.method, M) for M in inverses])
+        depth: PerRun([with_matrix(best.method, (M + M.T) / 2) for M in inverses])
         for depth, best in optima(bench, memory, spectrum).items()
     }
-
-
-def _turned(method: Any, M: Any) -> Method:
-    reader = Gradient(Shared(method.reader.A.scale, (M + M.T) / 2), method.reader.B)
-    return Method(reader, method.memory, method.depth)

@@ -33,7 +33,8 @@ class FittedOptimum(eqx.Module):
     """The best numbers of one depth.
 
     method: the method itself. loss: its mean loss on prompts that it was not fitted to; stderr: the standard
-    error of that; prompts: how many were drawn for it. Of those with small eigenvalues only some are used.
+    error of that; prompts: how many were drawn for it, of which some are used (`sampled_spectra`). They also chose
+    among the few valleys that it might have ended in.
     """
 
     method: Method

@@ -22,6 +22,7 @@ from numpy.polynomial import Polynomial
 from lfom.core import checks
 from lfom.core.arrays import as_array, default_dtype, matvec
 from lfom.core.checks import InputError
+from lfom.core.kernels import Kernel
 from lfom.core.methods import Algorithm
 from lfom.core.problems import Problem, Quadratic
 from lfom.core.states import Direction, Track
@@ -33,7 +34,8 @@ from lfom.prompts.distributions import Distribution
 class Optimum(eqx.Module):
     """The best shared scalar coefficients of one depth.
 
-    polynomial: p, ascending powers, p(0) = 1. preconditioner: A, or None for the identity.
+    polynomial: p, ascending powers, p(0) = 1. preconditioner: A, or None for the identity. kernel: of the attention,
+    where it is that of functions.
     loss: the mean loss; stderr: its standard error, 0 where the moments are exact; prompts:
     the number behind it, 0 where they are exact.
     """
@@ -43,6 +45,7 @@ class Optimum(eqx.Module):
     stderr: float = eqx.field(static=True)
     prompts: int = eqx.field(static=True)
     preconditioner: Float[Array, "d d"] | None = None
+    kernel: Kernel | None = eqx.field(static=True, default=None)
 
     @property
     def depth(self) -> int:
@@ -56,7 +59,7 @@ class Optimum(eqx.Module):
         A = self.preconditioner
         if A is not None and A.ndim == 3:  # one per run; the polynomial is the same in every one
             numbers = np.broadcast_to(numbers, (A.shape[0], room))
-        return Horner(as_array(numbers.astype(default_dtype())), A)
+        return Horner(as_array(numbers.astype(default_dtype())), A, self.kernel)
 
     @property
     def log_loss(self) -> float:
@@ -86,6 +89,7 @@ class Horner(Algorithm):
 
     coefficients: Float[Array, "... depth"]
     preconditioner: Float[Array, "... d d"] | None
+    weights: Kernel | None = eqx.field(static=True, default=None)
 
     @property
     def depth(self) -> int:
@@ -93,7 +97,11 @@ class Horner(Algorithm):
 
     @property
     def views(self) -> tuple[str, ...]:
-        return ("iterates",)
+        return ("iterates",) if self.weights is None else ("kernel",)
+
+    @property
+    def kernel(self) -> Kernel | None:
+        return self.weights
 
     @property
     def splits(self) -> bool:
@@ -175,6 +183,7 @@ def sampled_optimum(
     key: PRNGKeyArray,
     *,
     preconditioner: Array | None = ...,
+    kernel: Kernel | None = ...,
     covariates: Literal[False] = ...,
     prompts: int | None = ...,
     chunk: int | None = ...,
@@ -201,6 +210,7 @@ def sampled_optimum(
     key: PRNGKeyArray,
     *,
     preconditioner: Array | None = None,
+    kernel: Kernel | None = None,
     covariates: bool = False,
     memory: str | None = None,
     prompts: int | None = None,
@@ -212,6 +222,7 @@ def sampled_optimum(
     standard error is that of the second half. Powers of A G are replaced by Chebyshev
     polynomials on (0, largest eigenvalue), in which the system is well conditioned.
 
+    kernel: of attention with this kernel, on functions; the preconditioner is the identity then.
     covariates: of GD++ with A_l = a_l preconditioner and B_l = b_l I, instead of what leaves covariates as they
     are; memory: "none", or a bank of "scalar" or "pair" numbers, which makes a difference there only.
     prompts: a million by default. chunk: how many are drawn at once.
@@ -219,6 +230,10 @@ def sampled_optimum(
     options: dict[str, Any] = {"preconditioner": preconditioner}
     options |= {} if prompts is None else {"prompts": prompts}
     options |= {} if chunk is None else {"chunk": chunk}
+    if kernel is not None and (covariates or preconditioner is not None):
+        raise InputError(
+            "kernel is given: attention with a kernel has no preconditioner and leaves covariates alone."
+        )
     if covariates:
         return gdpp_optima(distribution, [depth], key, memory=memory or "none", **options)[depth]
     if memory is not None:
@@ -226,7 +241,7 @@ def sampled_optimum(
             "memory makes no difference to this optimum, which every memory of numbers reaches: leave it out, or pass "
             "covariates=True for GD++."
         )
-    return sampled_optima(distribution, [depth], key, **options)[depth]
+    return sampled_optima(distribution, [depth], key, kernel=kernel, **options)[depth]
 
 
 def sampled_optima(
@@ -235,6 +250,7 @@ def sampled_optima(
     key: PRNGKeyArray,
     *,
     preconditioner: Array | None = None,
+    kernel: Kernel | None = None,
     prompts: int = 1_000_000,
     chunk: int = 50_000,
 ) -> dict[int, Optimum]:
@@ -244,13 +260,17 @@ def sampled_optima(
     chunk = min(checks.count("chunk", chunk), max(prompts // 40, 1))  # 20 scores make a standard error
     precondition = _precondition(preconditioner)
     first, key = jax.random.split(key)
-    pilot = distribution.quadratics(first, 1_000)
+
+    def draw(key: PRNGKeyArray, count: int) -> Any:
+        return distribution.problems(key, count, "iterates" if kernel is None else "kernel", kernel)
+
+    pilot = draw(first, 1_000)
     eigenvalues = jnp.linalg.eigvals(jnp.moveaxis(jax.vmap(precondition, 1, 1)(pilot.gram), -1, 0)).real
     scale = float(jnp.max(eigenvalues)) * 1.2
 
     @eqx.filter_jit
     def system(key: PRNGKeyArray) -> tuple[Array, Array, Array]:
-        return moments(distribution.quadratics(key, chunk), preconditioner, max(depths), as_array(scale))
+        return moments(draw(key, chunk), preconditioner, max(depths), as_array(scale))
 
     chunks = max(prompts // (2 * chunk), 2)
     keys = jax.random.split(key, 2 * chunks)
@@ -264,7 +284,9 @@ def sampled_optima(
         ]
         stderr = float(np.std(scores, ddof=1) / math.sqrt(len(scores)))
         polynomial = _polynomial(theta, scale)
-        found[depth] = Optimum(polynomial, float(np.mean(scores)), stderr, chunks * chunk, preconditioner)
+        found[depth] = Optimum(
+            polynomial, float(np.mean(scores)), stderr, chunks * chunk, preconditioner, kernel
+        )
     return found
 
 

@@ -12,14 +12,16 @@ from lfom.core import checks
 from lfom.core.arrays import as_array, default_dtype, on_host, ones
 from lfom.core.checks import InputError
 from lfom.core.coefficients import Coefficient, CoordinateWise, Hadamard, Pair, Rows, Scalar, TokenWise
+from lfom.core.kernels import KERNELS, Kernel
 from lfom.core.memories import Bank, Conjugate, Forget, Memory, Register
 from lfom.core.methods import Algorithm, Method, Mixture
-from lfom.core.preconditioners import Full, One, Preconditioner, Scaled, Shared
+from lfom.core.preconditioners import Full, Identity, One, Preconditioner, Scaled, Shared
 from lfom.core.readers import (
     ActivatedAttention,
     Attention,
     Gradient,
     Heads,
+    KernelAttention,
     Normalised,
     Reader,
     SoftmaxAttention,
@@ -28,7 +30,7 @@ from lfom.core.readers import (
 MEMORIES = ("none", "register", "bank", "conjugate")
 PRECONDITIONERS = ("full", "shared", "scalar")
 PER_TOKEN = ("tokens", "hadamard")
-READERS = ("sparse", "linear", "softmax", "relu", "exp")
+READERS = ("sparse", "linear", "softmax", "relu", "exp", *KERNELS)
 GAMMAS = ("scalar", "pair", "diagonal", "rows", "tokens", "hadamard")
 
 
@@ -36,7 +38,7 @@ def memformer(
     d: int,
     depth: int,
     *,
-    reader: str = "sparse",
+    reader: str | Kernel = "sparse",
     memory: str = "bank",
     preconditioner: str = "full",
     covariates: bool = False,
@@ -53,7 +55,8 @@ def memformer(
     deviation `scale` (1e-4), alpha = 1, gamma = 0, own coefficients 1, older ones 0.
 
     reader: sparse (A and B of equation params_Thm3), linear attention with any P and Q, or softmax, relu or exp
-    attention; their matrices are normal with standard deviation `scale` (0.15).
+    attention; their matrices are normal with standard deviation `scale` (0.15). Or a kernel, by its name (linear-kernel,
+    exponential, gaussian, arc-cosine) or as one: attention whose weights are k(x, x'), with a number a_l.
     memory: none (Linear Transformer), register (CGD-like), bank (LFOM) or conjugate.
     preconditioner: A_l full, shared (a_l M) or scalar (a_l I); conjugate always learns one
     symmetric matrix. covariates: also learn B (GD++). gamma, tied, own_is_one: the structure of
@@ -68,13 +71,16 @@ def memformer(
     checks.known("memory", memory, MEMORIES)
     checks.known("preconditioner", preconditioner, PRECONDITIONERS)
     checks.known("gamma", gamma, GAMMAS)
-    checks.known("reader", reader, READERS)
+    kernel = reader if isinstance(reader, Kernel) else None  # what a user hands over: a name, or a kernel
+    if kernel is None:
+        checks.known("reader", str(reader), READERS)
+        kernel = KERNELS.get(str(reader))
     if scale is None:
-        scale = 1e-4 if reader == "sparse" else 0.15
+        scale = 1e-4 if reader == "sparse" or kernel is not None else 0.15
     of_sparse = {
-        "preconditioner": preconditioner != "full",
+        "preconditioner": preconditioner not in ("full", "scalar" if kernel is not None else "full"),
         "covariates": covariates,
-        "conjugate": memory == "conjugate",
+        "conjugate": memory == "conjugate" and kernel is None,
     }
     if reader != "sparse" and any(of_sparse.values()):
         names = " and ".join(name for name, given in of_sparse.items() if given)
@@ -92,12 +98,16 @@ def memformer(
             raise InputError(
                 "the conjugate register needs B = 0 and one head: leave covariates and heads out."
             )
+        if kernel is not None:
+            return Method(_normalised(KernelAttention(Identity(), kernel), normalised), Conjugate(), depth)
         start = as_array(np.eye(d, dtype=default_dtype()) + scale * _normal(key, (d, d)))
         return Method(_normalised(Gradient(One(start)), normalised), Conjugate(), depth)
 
     def one_head(key: PRNGKeyArray) -> Reader:
+        if kernel is not None:
+            return KernelAttention(_preconditioner(key, "scalar", d, depth, scale), kernel)
         if reader != "sparse":
-            return _attention(key, reader, d, depth, scale)
+            return _attention(key, str(reader), d, depth, scale)
         a_key, b_key = jax.random.split(key)
         A = _preconditioner(a_key, preconditioner, d, depth, scale)
         return Gradient(A, _preconditioner(b_key, preconditioner, d, depth, scale) if covariates else None)

@@ -14,7 +14,8 @@ from jaxtyping import Float, PRNGKeyArray
 from lfom.core import checks
 from lfom.core.arrays import as_array, matmat, matvec, numpy_or_jax, on_host, pad_axes, transpose
 from lfom.core.checks import InputError
-from lfom.core.problems import JointGram, Quadratic
+from lfom.core.kernels import Kernel
+from lfom.core.problems import JointGram, Problem, Quadratic
 from lfom.prompts.prompt import Prompt
 
 PUBLISHED_SPECTRUM = (1.0, 1.0, 0.25, 0.0625, 1.0)  # of the authors' code and all their curves
@@ -46,11 +47,19 @@ class Distribution(eqx.Module):
     def quadratics(self, key: PRNGKeyArray, count: int) -> Quadratic:
         """`count` prompts as quadratics on a trailing axis. Here with the query that was drawn; classes that
         can average it out exactly do."""
-        return Quadratic.of(self.prompts(key, count))
+        return self.prompts(key, count).problem("iterates")  # type: ignore[return-value]
 
     def joints(self, key: PRNGKeyArray, count: int) -> JointGram:
         """The same for linear attention with any P and Q: `count` joint Gram matrices of covariates and labels."""
         return JointGram.of(self.prompts(key, count))
+
+    def problems(self, key: PRNGKeyArray, count: int, view: str, kernel: Kernel | None = None) -> Problem:
+        """`count` prompts as what is read in a view, the query averaged out where this can be done."""
+        if view == "iterates":
+            return self.quadratics(key, count)
+        if view == "joint":
+            return self.joints(key, count)
+        return self.prompts(key, count).problem(view, kernel)
 
     @property
     def has_one_matrix(self) -> bool:

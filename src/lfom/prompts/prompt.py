@@ -8,6 +8,10 @@ from jaxtyping import Float
 
 from lfom.core import checks
 from lfom.core.checks import InputError
+from lfom.core.kernels import Kernel
+from lfom.core.problems import JointGram, KernelMatrix, Problem, Quadratic, Tokens
+
+OF_VIEW: dict[str, Any] = {"iterates": Quadratic.of, "joint": JointGram.of, "tokens": Tokens.of}
 
 
 class Prompt(eqx.Module):
@@ -25,6 +29,10 @@ class Prompt(eqx.Module):
     @property
     def batched(self) -> bool:
         return self.X.ndim == 3
+
+    def problem(self, view: str, kernel: Kernel | None = None) -> Problem:
+        """The prompt, or the batch, as what is read in a view; in "kernel" with this kernel."""
+        return OF_VIEW[view](self) if kernel is None or view != "kernel" else KernelMatrix.of(self, kernel)
 
 
 def prompt_from_arrays(X: Any, y: Any, query: Any, target: Any, weights: Any = None) -> Prompt:

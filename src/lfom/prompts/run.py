@@ -11,10 +11,11 @@ from jaxtyping import Float
 
 from lfom.core import checks
 from lfom.core.arrays import PROMPTS_LAST
+from lfom.core.kernels import check_semidefinite
 from lfom.core.methods import Algorithm
 from lfom.core.parameters import check_layers, leaves, replaced
-from lfom.core.problems import Examples, IterateProblem, JointGram, Problem, Quadratic, Tokens
-from lfom.core.states import VIEWS
+from lfom.core.problems import Examples, IterateProblem, JointGram, KernelMatrix, Problem, Quadratic, Tokens
+from lfom.core.states import VIEWS, NoSuchView
 from lfom.core.unroll import unroll
 from lfom.prompts.prompt import Prompt, checked
 
@@ -34,8 +35,8 @@ class Trajectory(eqx.Module):
 def run(algorithm: Algorithm, prompt: Prompt | Problem, *, view: str | None = None) -> Trajectory:
     """Run a method on one prompt, on a batch of them, or on a Problem, and keep every step.
 
-    The view is the library's choice: iterates where they exist, else the joint Gram matrix, else tokens.
-    Pass view="iterates", "joint" or "tokens" to insist. A Problem is its own view.
+    The view is the library's choice: iterates where they exist, else the kernel matrix, else the joint Gram matrix,
+    else tokens. Pass view="iterates", "kernel", "joint" or "tokens" to insist. A Problem is its own view.
 
     >>> from lfom import LinearRegression, gradient_descent
     >>> prompts = LinearRegression([1.0, 0.5], context=6).prompts(jax.random.key(0), 3)
@@ -102,9 +103,23 @@ def _on_joint(algorithm: Algorithm, prompt: Prompt) -> Trajectory:
     return Trajectory(unroll(algorithm, JointGram.of(prompt))[:, 0], None, "joint")
 
 
+def _on_kernel(algorithm: Algorithm, prompt: Prompt) -> Trajectory:
+    if algorithm.kernel is None:
+        raise NoSuchView("the view 'kernel' is that of attention with one kernel, and this method has none.")
+    problem = KernelMatrix.of(prompt, algorithm.kernel)
+    check_semidefinite(algorithm.kernel, problem.gram)
+    return _on_kernel_matrix(algorithm, problem)
+
+
+@eqx.filter_jit
+def _on_kernel_matrix(algorithm: Algorithm, problem: KernelMatrix) -> Trajectory:
+    answers = unroll(algorithm, problem)
+    return Trajectory(jnp.sum(problem.probe[0] * answers, axis=1), None, "kernel")
+
+
 @eqx.filter_jit
 def _on_problem(algorithm: Algorithm, problem: Problem) -> Trajectory:
     return Trajectory(unroll(algorithm, problem), None, type(problem).__name__)
 
 
-RUNNERS = {"tokens": _on_tokens, "joint": _on_joint, "iterates": _on_iterates}
+RUNNERS = {"tokens": _on_tokens, "joint": _on_joint, "kernel": _on_kernel, "iterates": _on_iterates}

@@ -21,6 +21,7 @@ from lfom.core.unroll import last_residual
 from lfom.core.vectors import Parameters
 from lfom.training.state import Phase, Setting, State
 
+LEFT_OUT = 0.1  # of the steps between two looks at the host may be left out, because a prompt overflows
 BLOCK = 100  # steps between two looks at the host, where batches change more often than that
 
 
@@ -201,8 +202,10 @@ def run_adam(phase: Phase, adam: Adam, setting: Setting, state: State) -> State:
         batches = _batches(setting.source, keys, adam.batch, count, adam.averaged)
         vectors, moments, losses = block(vectors, moments, setting.actives, batches)
         losses = np.asarray(losses, np.float64)
-        if not (np.isfinite(losses).any(axis=-1).all() and np.isfinite(np.asarray(vectors)).all()):
-            raise setting.diverged(np.nanmin(losses, axis=-1), state, f"Adam step {state.step * steps}")
+        left_out = (~np.isfinite(losses)).mean(axis=-1)  # steps, by run and depth
+        if (left_out > LEFT_OUT).any() or not np.isfinite(np.asarray(vectors)).all():
+            told = np.where(left_out > LEFT_OUT, np.nan, 0.0)
+            raise setting.diverged(told, state, f"Adam step {state.step * steps}")
         record = {
             "phase": phase.name,
             "number": state.phase,
@@ -210,7 +213,7 @@ def run_adam(phase: Phase, adam: Adam, setting: Setting, state: State) -> State:
             "step": (state.step + 1) * steps,
             "prompts": adam.batch,
             "log_loss": np.log(np.maximum(_last(losses), 1e-300)).tolist(),
-        }
+        } | ({"left_out": left_out.tolist()} if left_out.any() else {})
         extra = {f"adam_{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(moments))}
         state = State(state.phase, 0, state.step + 1, np.asarray(vectors), extra, (*state.history, record))
         if setting.watch:

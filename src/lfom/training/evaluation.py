@@ -15,18 +15,20 @@ from jax import Array
 
 from lfom.core import checks
 from lfom.core.arrays import as_array
+from lfom.core.kernels import Kernel, check_semidefinite
 from lfom.core.methods import Algorithm
 from lfom.core.parameters import widened
 from lfom.core.problems import Problem, Quadratic
 from lfom.core.runs import PerRun, by_run, common_runs, take
 from lfom.core.threads import in_threads
 from lfom.core.unroll import losses
-from lfom.training.sources import OF_PROMPT
 
+ITERATES = ("iterates", None)
 FLOOR = -60.0  # what the log of a loss that is zero to rounding is written as
 WORST = 1e-4  # the share of prompts called the worst
 
 
+View = tuple[str, Kernel | None]  # its name, and the kernel if it is that of one
 Progress = Callable[[float, str], None]  # (the part that is done, in words)
 
 
@@ -93,13 +95,13 @@ class _Entry:
     calls is handed to the compiled program, so that it is compiled once for all of them."""
 
     name: str
-    view: str
+    view: View
     structure: Any  # the method without its arrays
     arrays: list[list[Array]]  # of each run, or of one for all
     active: np.ndarray  # 1 for the layers that it uses, of those its structure has
     steps: int
 
-    def sums(self, run: int, prompts: dict[str, Problem]) -> Any:
+    def sums(self, run: int, prompts: dict[View, Problem]) -> Any:
         arrays = self.arrays[run if len(self.arrays) > 1 else 0]
         return _sums(self.structure, arrays, self.active, self.steps, prompts[self.view])
 
@@ -145,13 +147,14 @@ def _each_run(runs: Any) -> list[Any]:
     return PerRun(runs.stacked.as_algorithm()).each()
 
 
-def _view(name: str, method: Algorithm) -> str:
+def _view(name: str, method: Algorithm) -> View:
     if not method.views:
         raise checks.InputError(
             f"{name} has no view: its reader and its coefficients do not run in the same one. Run it to see which "
             "part needs which."
         )
-    return method.views[0]
+    view = method.views[0]
+    return view, method.kernel if view == "kernel" else None
 
 
 def _structure(method: Any) -> Any:
@@ -172,7 +175,7 @@ def evaluate(
 
     methods: by name; each a method, an optimum, or one per run (PerRun or a list). data: a distribution, or
     one per run. The query is averaged out where the distribution does so. If one of the methods
-    only runs on tokens, all are scored with the one query that was drawn with each prompt.
+    only runs on tokens or has a kernel, all are scored with the one query that was drawn with each prompt.
     """
     prompts = checks.count("prompts", prompts)
     chunk = min(chunk, prompts)
@@ -181,9 +184,9 @@ def evaluate(
     sources = [take(data, ...)] if each is None else each.each()
     if len(sources) == 1 and each is None:
         sources = sources * common_runs(**methods)
-    views = tuple(sorted({entry.view for entry in entries}))
+    views = tuple(dict.fromkeys(entry.view for entry in entries))
 
-    def draw(run: int, index: int) -> dict[str, Problem]:
+    def draw(run: int, index: int) -> dict[View, Problem]:
         return _draw(sources[run], key, as_array(np.int32(index)), as_array(np.int32(run)), chunk, views)
 
     chunks = max(prompts // chunk, 1)
@@ -192,16 +195,17 @@ def evaluate(
 
 @eqx.filter_jit
 def _draw(
-    source: Any, key: Array, index: Array, run: Array, chunk: int, views: tuple[str, ...]
-) -> dict[str, Problem]:
+    source: Any, key: Array, index: Array, run: Array, chunk: int, views: tuple[View, ...]
+) -> dict[View, Problem]:
     key = jax.random.fold_in(jax.random.fold_in(key, index), run)
-    if "tokens" in views:
-        drawn = source.prompts(key, chunk)
-        return {view: OF_PROMPT[view](drawn) for view in views}
-    if "joint" not in views:
-        return {"iterates": source.quadratics(key, chunk)}
-    joints = source.joints(key, chunk)
-    return {view: joints if view == "joint" else joints.as_quadratic() for view in views}
+    names = {view[0] for view in views}
+    if names <= {"iterates"}:
+        return {ITERATES: source.quadratics(key, chunk)}
+    if names <= {"iterates", "joint"}:
+        joints = source.joints(key, chunk)
+        return {view: joints if view[0] == "joint" else joints.as_quadratic() for view in views}
+    drawn = source.prompts(key, chunk)
+    return {view: drawn.problem(*view) for view in views}
 
 
 def evaluate_on(methods: Mapping[str, Any], sets: Quadratic, chunk: int = 2_000) -> dict[str, Score]:
@@ -209,21 +213,21 @@ def evaluate_on(methods: Mapping[str, Any], sets: Quadratic, chunk: int = 2_000)
     whole = jax.tree.map(np.asarray, sets)
     runs, *_, prompts = whole.moment.shape
 
-    def draw(run: int, index: int) -> dict[str, Problem]:
+    def draw(run: int, index: int) -> dict[View, Problem]:
         part = slice(index * chunk, min((index + 1) * chunk, prompts))
         empty = chunk - (part.stop - part.start)  # filled up with prompts whose loss is zero
 
         def cut(a: np.ndarray) -> np.ndarray:
             return np.pad(a[run, ..., part], [(0, 0)] * (a.ndim - 2) + [(0, empty)])
 
-        return {"iterates": jax.tree.map(cut, whole)}
+        return {ITERATES: jax.tree.map(cut, whole)}
 
     return _scores(_entries(methods, whole.moment.shape[1]), draw, runs, -(-prompts // chunk), prompts)
 
 
 def _scores(
     entries: list[_Entry],
-    draw: Callable[[int, int], dict[str, Problem]],
+    draw: Callable[[int, int], dict[View, Problem]],
     runs: int,
     chunks: int,
     prompts: int,
@@ -238,6 +242,15 @@ def _scores(
                 "each for every run, or a method without PerRun for all of them."
             )
     first = draw(0, 0)
+    for entry in entries:
+        if entry.view not in first:
+            raise checks.InputError(
+                f"{entry.name} runs in the view {entry.view[0]!r}, and these prompts are given as {', '.join(v for v, _ in first)}: score it "
+                "with evaluate on a distribution."
+            )
+    for (_, kernel), problem in first.items():
+        if kernel is not None:
+            check_semidefinite(kernel, problem.gram)  # type: ignore[attr-defined]
     list(in_threads(lambda entry: entry.sums(0, first), {e.structure: e for e in entries}.values()))
 
     def one(item: tuple[int, int]) -> list[Any]:

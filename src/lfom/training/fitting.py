@@ -29,9 +29,10 @@ from lfom.training.least_squares import LeastSquares
 from lfom.training.sources import sources
 from lfom.training.state import Phase, Setting, State, Tick, Watch
 
-FROM_RANDOM = {  # what attention of any kind is trained with; measured in docs/design.md
-    "joint": Adam(10_000, 500, 1, 0.01, 1.0, "cosine", warmup=500, log=True, averaged=True),
-    "tokens": Adam(10_000, 500, 1, 0.003, 1.0, "cosine", warmup=500, log=True),
+NO_CLIP = 1e3  # gradients of the log of a loss are smaller
+FROM_RANDOM = {  # what attention of any kind is trained with: docs/attention.md
+    "joint": Adam(8_000, 250, 1, 0.03, NO_CLIP, "cosine", warmup=500, log=True, averaged=True),
+    "tokens": Adam(8_000, 512, 1, 0.01, NO_CLIP, "cosine", warmup=500, log=True),
 }
 LEAST_SQUARES_UP_TO = 1_500  # parameters: beyond this J^T J is too large, and Adam is used
 
@@ -93,7 +94,8 @@ def fit(
 ) -> Fit:
     """Train `model` on `data`, for every run in it and every depth at once.
 
-    model: one, from whose numbers every run begins, or one per run (a list, or PerRun). data: a Distribution, or prompts (a batch, or a Quadratic with prompts on its last axis); for
+    model: one, from whose numbers every run begins, or one per run (a list, or PerRun).
+    data: a Distribution, or prompts (a batch, or a Quadratic with prompts on its last axis); for
     several runs a list of these, or PerRun.
     depths: train the first L layers for each L; by default the whole model.
     train: the kinds of parameters that are free (A, B, coefficients, gates, or a kind of your own), the
@@ -125,7 +127,7 @@ def fit(
         one.check_view(view)
     check_layers(model, model.depth)
     chunk, hold_out = min(one.chunk for one in optimisers), max(one.hold_out for one in optimisers)
-    source = sources(_for_runs(data, models), chunk=chunk, hold_out=hold_out, view=view)
+    source = sources(_for_runs(data, models), chunk=chunk, hold_out=hold_out, view=view, kernel=model.kernel)
     check_dimension(model, source.dimension)
     phases = plan(model, train, optimiser, start, data)
     setting = Setting(source, wanted, model.depth, key, watch, tick)
@@ -210,12 +212,13 @@ def _depths(model: Algorithm, depths: Sequence[int] | None) -> tuple[int, ...]:
 
 
 def default_optimiser(model: Algorithm, train: Any = None) -> LeastSquares | Adam:
-    """Least squares where the parameters are few and the model runs on iterates, otherwise Adam: from the random
+    """Least squares where the parameters are few and the model runs on iterates or kernels, otherwise Adam: from the random
     numbers that attention with any P and Q begins with, least squares does not find its way."""
     view = trained_view(model)
-    if view == "iterates" and parameters(model, train).size <= LEAST_SQUARES_UP_TO:
-        return LeastSquares()
-    return Adam(10_000, schedule="cosine") if view == "iterates" else FROM_RANDOM[view]
+    if view in FROM_RANDOM:
+        return FROM_RANDOM[view]
+    few = parameters(model, train).size <= LEAST_SQUARES_UP_TO
+    return LeastSquares() if few else Adam(10_000, schedule="cosine")
 
 
 def trained_view(model: Algorithm) -> str:
@@ -246,8 +249,7 @@ def _initial(models: list[Algorithm], setting: Setting, optimiser: Any, start: s
     if not optimiser.begins_anew(start):
         own = np.stack([vector_of(model) for model in models])[:, None]
         return np.broadcast_to(own, (runs, depths, own.shape[-1])).copy()
-    mean_gram, model = setting.pilot.mean_gram, models[0]
-    size = mean_gram.shape[1] / np.einsum("rii->r", mean_gram)  # one over the mean eigenvalue
+    model, size = models[0], setting.pilot.step
     jitter = np.asarray(jax.random.uniform(jax.random.fold_in(setting.key, 7), (runs, setting.depth)))
     rows = []
     for run in range(runs):

@@ -103,7 +103,7 @@ def _spectral(phase: Phase, options: LeastSquares, setting: Setting, state: Stat
     """GD++ in spectral coordinates, where M can be found; else by passes."""
     before, fewer, first = matrix_phase(phase, setting)
     vectors = run_least_squares(before, options, fewer, first).vectors
-    matrices = matrices_of(before, vectors, setting.source.dimension)
+    matrices = matrices_of(before, vectors, setting)
     if matrices is None:
         return run_least_squares(phase, options, setting, state)
     if setting.tick:

@@ -11,20 +11,11 @@ from jax import Array
 
 from lfom.core.arrays import as_array
 from lfom.core.checks import InputError, count
-from lfom.core.problems import JointGram, Problem, Quadratic, Tokens
+from lfom.core.kernels import Kernel
+from lfom.core.problems import JointGram, KernelMatrix, Problem, Quadratic, Tokens
 from lfom.core.runs import PerRun, by_run, stack, take
 from lfom.prompts.distributions import Distribution
 from lfom.prompts.prompt import Prompt
-
-# A prompt as what a view reads.
-OF_PROMPT: dict[str, Any] = {"iterates": Quadratic.of, "joint": JointGram.of, "tokens": Tokens.of}
-
-
-def draw_batch(distribution: Distribution, key: Array, size: int, view: str) -> Problem:
-    """Prompts as what a view reads, the query averaged out where the distribution does so."""
-    if view == "tokens":
-        return Tokens.of(distribution.prompts(key, size))
-    return distribution.joints(key, size) if view == "joint" else distribution.quadratics(key, size)
 
 
 class Fresh(eqx.Module):
@@ -33,6 +24,7 @@ class Fresh(eqx.Module):
     distributions: Any
     chunk: int = eqx.field(static=True)
     view: str = eqx.field(static=True, default="iterates")
+    kernel: Kernel | None = eqx.field(static=True, default=None)
 
     @property
     def arrays(self) -> Any:
@@ -61,13 +53,14 @@ class Fresh(eqx.Module):
         return range(chunks), range(chunks, chunks + judges), judges * self.chunk
 
     def draw(self, arrays: Any, key: Array, chunk: Array) -> Problem:
-        return draw_batch(self._whole(arrays), jax.random.fold_in(key, chunk), self.chunk, self.view)
+        key = jax.random.fold_in(key, chunk)
+        return self._whole(arrays).problems(key, self.chunk, self.view, self.kernel)
 
     def batch(self, arrays: Any, key: Array, size: int, averaged: bool = False) -> Problem:
         """A batch with one sampled query per prompt, as in the paper's training, or with the query averaged out."""
         if averaged:
-            return draw_batch(self._whole(arrays), key, size, self.view)
-        return OF_PROMPT[self.view](self._whole(arrays).prompts(key, size))
+            return self._whole(arrays).problems(key, size, self.view, self.kernel)
+        return self._whole(arrays).prompts(key, size).problem(self.view, self.kernel)
 
 
 class Fixed(eqx.Module):
@@ -149,18 +142,20 @@ class FixedTokens(eqx.Module):
         return jax.tree.map(lambda a: a[pick], tokens)
 
 
-def sources(data: Any, *, chunk: int, hold_out: float, view: str = "iterates") -> Any:
+def sources(
+    data: Any, *, chunk: int, hold_out: float, view: str = "iterates", kernel: Kernel | None = None
+) -> Any:
     """The source of a fit from whatever the user handed over: one, a list, or PerRun."""
     if isinstance(data, list | tuple) and not data:
         raise InputError("data is an empty list: pass one distribution or set of prompts per run.")
     runs = by_run(data)
     first = data if runs is None else runs[0]
     if isinstance(first, Distribution):  # what a user hands over: a distribution, or prompts
-        return Fresh(take(data, None) if runs is None else runs.stacked, chunk, view)
+        return Fresh(take(data, None) if runs is None else runs.stacked, chunk, view, kernel)
     items = [data] if runs is None else runs.each()
     if view == "tokens":
         return FixedTokens(stack([Tokens.of(_one_batch(item, view)) for item in items]), chunk)
-    return _fixed([_prompts_last(item, view) for item in items], chunk, hold_out)
+    return _fixed([_prompts_last(item, view, kernel) for item in items], chunk, hold_out)
 
 
 def _one_batch(item: Any, view: str) -> Prompt:
@@ -171,12 +166,16 @@ def _one_batch(item: Any, view: str) -> Prompt:
     return item if item.batched else jax.tree.map(lambda a: a[None], item)
 
 
-LAST = {"iterates": Quadratic, "joint": JointGram}  # problems with prompts on the last axis
+LAST = {
+    "iterates": Quadratic,
+    "kernel": KernelMatrix,
+    "joint": JointGram,
+}  # problems with prompts on the last axis
 
 
-def _prompts_last(item: Any, view: str) -> Any:
+def _prompts_last(item: Any, view: str, kernel: Kernel | None) -> Any:
     if isinstance(item, Prompt):
-        return OF_PROMPT[view](_one_batch(item, view))
+        return _one_batch(item, view).problem(view, kernel)
     if isinstance(item, LAST[view]) and item.target is not None and item.target.ndim == 2:
         return item
     raise InputError(

@@ -53,6 +53,11 @@ class Pilot:
     mean_gram: np.ndarray  # (runs, d, d)
     largest: np.ndarray  # (runs,) mean of the largest eigenvalue
 
+    @property
+    def step(self) -> np.ndarray:
+        """(runs,) one over the mean eigenvalue."""
+        return self.mean_gram.shape[1] / np.einsum("rii->r", self.mean_gram)
+
 
 @jit_draws
 def _first_grams(source: Any, keys: Array) -> Array:

@@ -1,0 +1,120 @@
+"""Kernels that attention can have: k(x, x') as a function of the inner product of two covariates and their lengths.
+
+A layer of attention with weights k(x_i, x_j), which leaves covariates as they are, is a step of gradient descent on
+functions f = sum_i alpha_i k(x_i, .). Each class is one kernel.
+"""
+
+import abc
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Float
+
+from lfom.core import checks
+from lfom.core.arrays import HIGHEST
+from lfom.core.checks import InputError
+
+ROUNDING = 1e-5  # of the largest eigenvalue: a negative one so small may be rounding
+
+
+@dataclass(frozen=True)
+class Kernel(abc.ABC):
+    """k(x, x'). semidefinite: whether it is known to be positive semidefinite; where it is not, prompts that are
+    handed over are looked at."""
+
+    semidefinite: ClassVar[bool] = False
+
+    @abc.abstractmethod
+    def __call__(self, inner: Array, left: Array, right: Array) -> Array:
+        """k(x, x') from x.x', |x|^2 and |x'|^2, entry by entry."""
+
+    def between(self, X: Float[Array, "n d"], Y: Float[Array, "m d"]) -> Float[Array, "n m"]:
+        """k(x, y) for every row of X and every row of Y."""
+        left, right = jnp.sum(X**2, axis=1)[:, None], jnp.sum(Y**2, axis=1)[None]
+        found = self(jnp.matmul(X, Y.T, precision=HIGHEST), left, right)
+        if jnp.shape(found) != (X.shape[0], Y.shape[0]):
+            raise InputError(
+                f"{type(self).__name__} returns an array of shape {jnp.shape(found)} for {X.shape[0]} by {Y.shape[0]} "
+                "inner products: a kernel is computed entry by entry."
+            )
+        return found
+
+
+@dataclass(frozen=True)
+class LinearKernel(Kernel):
+    """x.x': linear attention, and linear regression."""
+
+    semidefinite = True
+
+    def __call__(self, inner: Array, left: Array, right: Array) -> Array:
+        return inner
+
+
+@dataclass(frozen=True)
+class ExponentialKernel(Kernel):
+    """exp(x.x')."""
+
+    semidefinite = True
+
+    def __call__(self, inner: Array, left: Array, right: Array) -> Array:
+        return jnp.exp(inner)
+
+
+@dataclass(frozen=True)
+class GaussianKernel(Kernel):
+    """exp(-|x - x'|^2 / (2 width^2))."""
+
+    semidefinite = True
+    width: float = 1.0
+
+    def __post_init__(self) -> None:
+        self.__check_init__()
+
+    def __check_init__(self) -> None:
+        checks.positive("width", self.width)
+
+    def __call__(self, inner: Array, left: Array, right: Array) -> Array:
+        return jnp.exp((inner - (left + right) / 2) / self.width**2)
+
+
+@dataclass(frozen=True)
+class ArcCosineKernel(Kernel):
+    """|x| |x'| (sin t + (pi - t) cos t) / pi, t the angle between them: twice the mean of relu(u.x) relu(u.x') over
+    standard normal u, the kernel of a wide layer of ReLU units."""
+
+    semidefinite = True
+
+    def __call__(self, inner: Array, left: Array, right: Array) -> Array:
+        lengths = jnp.sqrt(left * right)
+        cosine = jnp.clip(inner / jnp.where(lengths > 0, lengths, 1), -1, 1)
+        sine = jnp.sqrt(1 - cosine**2)
+        return lengths * (sine + (jnp.pi - jnp.arctan2(sine, cosine)) * cosine) / jnp.pi
+
+
+KERNELS: dict[str, Kernel] = {
+    "linear-kernel": LinearKernel(),
+    "exponential": ExponentialKernel(),
+    "gaussian": GaussianKernel(),
+    "arc-cosine": ArcCosineKernel(),
+}
+
+
+def check_semidefinite(kernel: Kernel, matrices: Any) -> None:
+    """Kernel matrices (n, n, prompts), of prompts that are handed over: an error names the first that has a negative
+    eigenvalue."""
+    if kernel.semidefinite or not checks.is_concrete(matrices):
+        return
+    K = np.moveaxis(np.asarray(matrices, np.float64).reshape(*matrices.shape[:2], -1), -1, 0)
+    values = np.linalg.eigvalsh((K + np.swapaxes(K, 1, 2)) / 2)
+    odd = np.abs(K - np.swapaxes(K, 1, 2)).max(axis=(1, 2)) > ROUNDING * np.abs(K).max(axis=(1, 2))
+    bad = np.flatnonzero(odd | (values[:, 0] < -ROUNDING * np.abs(values).max(axis=1)))
+    if bad.size:
+        at = int(bad[0])
+        what = "not symmetric" if odd[at] else f"indefinite: it has the eigenvalue {values[at, 0]:.3g}"
+        raise InputError(
+            f"the matrix of {type(kernel).__name__} on prompt {at} is {what}. Gradient descent on functions needs a "
+            "positive semidefinite kernel; attention with other weights runs on tokens (a Reader with on_tokens)."
+        )
