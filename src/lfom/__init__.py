@@ -8,6 +8,13 @@ from lfom.core import coefficients, memories, preconditioners, problems, readers
 from lfom.core.archive import own_version
 from lfom.core.checks import InputError
 from lfom.core.coefficients import Coefficient
+from lfom.core.kernels import (
+    ArcCosineKernel,
+    ExponentialKernel,
+    GaussianKernel,
+    Kernel,
+    LinearKernel,
+)
 from lfom.core.memories import Memory
 from lfom.core.methods import Algorithm, Method, Mixture
 from lfom.core.parameters import parameter, part
@@ -16,6 +23,7 @@ from lfom.core.problems import Problem
 from lfom.core.readers import Reader
 from lfom.files import load, save
 from lfom.limits.optimum import exact_optimum, sampled_optimum
+from lfom.limits.posterior import PosteriorMean
 from lfom.methods import theorems
 from lfom.methods.classical import (
     chebyshev,
@@ -41,6 +49,7 @@ from lfom.prompts.distributions import (
     LinearRegression,
     haar_rotation,
 )
+from lfom.prompts.functions import GaussianProcess
 from lfom.prompts.prompt import Prompt, prompt_from_arrays
 from lfom.prompts.run import Trajectory, run
 from lfom.prompts.shifts import AnyOf, HeavyTailed, RandomScale, turn
@@ -74,6 +83,7 @@ __all__ = [
     "Adaptation",
     "Algorithm",
     "AnyOf",
+    "ArcCosineKernel",
     "chebyshev",
     "Claim",
     "Claims",
@@ -85,16 +95,20 @@ __all__ = [
     "evaluate",
     "exact_optimum",
     "Experiment",
+    "ExponentialKernel",
     "Fit",
     "fit",
     "GammaLengths",
+    "GaussianKernel",
     "GaussianMixture",
+    "GaussianProcess",
     "gd_plus_plus",
     "gradient_descent",
     "haar_rotation",
     "heavy_ball",
     "HeavyTailed",
     "InputError",
+    "Kernel",
     "learn",
     "least_squares",
     "LeastSquares",
@@ -102,6 +116,7 @@ __all__ = [
     "lfom",
     "lfom_coefficients",
     "linear_transformer",
+    "LinearKernel",
     "LinearRegression",
     "LinearSystems",
     "load",
@@ -119,6 +134,7 @@ __all__ = [
     "part",
     "PerPrompt",
     "PerRun",
+    "PosteriorMean",
     "preconditioned_gradient_descent",
     "Preconditioner",
     "preconditioners",

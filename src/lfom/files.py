@@ -20,7 +20,8 @@ from lfom.core.methods import Algorithm
 from lfom.core.parameters import check_layers
 from lfom.core.runs import PerRun
 from lfom.limits.optimum import Horner, Optimum
-from lfom.prompts import directions, distributions, shifts
+from lfom.limits.posterior import PosteriorMean
+from lfom.prompts import directions, distributions, functions, shifts
 from lfom.solving.certificate import Certificate
 from lfom.solving.kinds import Kind
 from lfom.solving.records import Accuracy, Record
@@ -39,9 +40,10 @@ MODULES = (
     readers,
     directions,
     distributions,
+    functions,
     shifts,
 )
-OTHERS = (PerRun, Optimum, Horner, PerPrompt, Adam, LeastSquares, State, Fit, Checkpoint, Certificate, Kind, Accuracy, Record, Structure)  # fmt: skip
+OTHERS = (PerRun, Optimum, Horner, PosteriorMean, PerPrompt, Adam, LeastSquares, State, Fit, Checkpoint, Certificate, Kind, Accuracy, Record, Structure)  # fmt: skip
 LEARNED: dict[str, Any] = {
     "structure": Structure, "kind": Kind, "record": Record, "certificate": Certificate | None,
 }  # fmt: skip  # the core, which declares the fields, does not know these classes

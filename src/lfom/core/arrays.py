@@ -159,3 +159,19 @@ def identity(d: int, like: Array) -> Array:
     """The identity of size d with the prompt axes of the vector `like`."""
     eye = pad_axes(jnp.eye(d, dtype=like.dtype), like.ndim + 1)
     return jnp.broadcast_to(eye, (d, d, *like.shape[1:]))
+
+
+def semidefinite_root(K: Array) -> Array:
+    """C, lower triangular, with C C^T = K, for positive semidefinite matrices (n, n, *prompts): Cholesky's, in which a
+    pivot that is zero to rounding leaves a column of zeros."""
+    n = K.shape[0]
+    least = 10 * n * jnp.finfo(K.dtype).eps * jnp.max(jnp.diagonal(K, axis1=0, axis2=1), axis=-1)
+
+    def column(C: Array, now: tuple[Array, Array]) -> tuple[Array, None]:
+        j, c = now
+        c = c - jnp.sum(C * C[j][None], axis=1)
+        good = c[j] > least
+        c = jnp.where(good & pad_axes(jnp.arange(n) >= j, c.ndim), c / jnp.sqrt(jnp.where(good, c[j], 1)), 0)
+        return jax.lax.dynamic_update_index_in_dim(C, c, j, 1), None
+
+    return jax.lax.scan(column, jnp.zeros_like(K), (jnp.arange(n), jnp.moveaxis(K, 1, 0)))[0]

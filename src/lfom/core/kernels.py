@@ -14,7 +14,7 @@ from jax import Array
 from jaxtyping import Float
 
 from lfom.core import checks
-from lfom.core.arrays import HIGHEST
+from lfom.core.arrays import matmat, transpose
 from lfom.core.checks import InputError
 
 ROUNDING = 1e-5  # of the largest eigenvalue: a negative one so small may be rounding
@@ -31,14 +31,16 @@ class Kernel(abc.ABC):
     def __call__(self, inner: Array, left: Array, right: Array) -> Array:
         """k(x, x') from x.x', |x|^2 and |x'|^2, entry by entry."""
 
-    def between(self, X: Float[Array, "n d"], Y: Float[Array, "m d"]) -> Float[Array, "n m"]:
+    def between(
+        self, X: Float[Array, "n d *prompts"], Y: Float[Array, "m d *prompts"]
+    ) -> Float[Array, "n m *prompts"]:
         """k(x, y) for every row of X and every row of Y."""
-        left, right = jnp.sum(X**2, axis=1)[:, None], jnp.sum(Y**2, axis=1)[None]
-        found = self(jnp.matmul(X, Y.T, precision=HIGHEST), left, right)
-        if jnp.shape(found) != (X.shape[0], Y.shape[0]):
+        inner = matmat(X, transpose(Y))
+        found = self(inner, jnp.sum(X**2, axis=1)[:, None], jnp.sum(Y**2, axis=1)[None])
+        if jnp.shape(found) != inner.shape:
             raise InputError(
-                f"{type(self).__name__} returns an array of shape {jnp.shape(found)} for {X.shape[0]} by {Y.shape[0]} "
-                "inner products: a kernel is computed entry by entry."
+                f"{type(self).__name__} returns an array of shape {jnp.shape(found)} for {inner.shape} inner products: a "
+                "kernel is computed entry by entry."
             )
         return found
 

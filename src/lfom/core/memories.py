@@ -310,6 +310,75 @@ class Conjugate(Memory):
         return past.flat
 
 
+class ConjugatedBank(NamedTuple):
+    """What the conjugate bank remembers, each of every layer so far: registers, their curvatures R.HR, and their
+    sizes R.A^-1 R; and the first r.Ar, and the largest Rayleigh quotient."""
+
+    registers: Any
+    curvatures: Any
+    sizes: Any
+    first: Array
+    steepest: Array
+
+
+class ConjugateBank(Memory):
+    """The conjugate register with a memory of all its registers: each new one is made conjugate to every one of them,
+    twice, and the step ends where the context's loss is smallest along it.
+
+    Without rounding both are the same. With it the register loses conjugacy to directions of long ago once an
+    eigenvalue stands out, as that of the constant function does for most kernels, and needs some layers more: of
+    prompts with n = 14 and the kernel exp(x.x') 97 % are further than 1e-6 from the end after 14 layers, with the bank
+    none (in float64).
+    """
+
+    linear = False
+
+    def start(self, nothing: Any, state: Any, problem: Problem, room: int | None) -> ConjugatedBank:
+        zero = jnp.zeros_like(problem.slope(state, nothing))
+        if room is None:
+            return ConjugatedBank((), (), (), zero, zero)
+        numbers = jnp.zeros((room, *zero.shape), zero.dtype)
+        registers = jax.tree.map(lambda a: jnp.zeros((room, *a.shape), a.dtype), nothing)
+        return ConjugatedBank(registers, numbers, numbers, zero, zero)
+
+    def __call__(
+        self, direction: Any, past: ConjugatedBank, state: Any, problem: Problem, layer: Array | int
+    ) -> tuple[Any, ConjugatedBank]:
+        written_out = type(past.registers) is tuple  # what is kept grows then, layer by layer
+        before: Any = past[:3]
+        if written_out:
+            before = [jax.tree.map(lambda *rows: jnp.stack(rows), *rows) for rows in before if rows]
+        slope, register = problem.slope(state, direction), direction
+        size = slope
+        if before:
+            registers, curvatures, sizes = before
+            bent = curvatures > 0
+            for again in range(2):
+                products = jax.vmap(problem.conjugacy, (0, None))(registers, register)
+                shares = jnp.where(bent, products / jnp.where(bent, curvatures, 1), 0)
+                parts = jax.vmap(lambda share, one: share * one)(shares, registers)
+                register = register - jax.tree.map(lambda a: jnp.sum(a, axis=0), parts)
+                size = size if again else slope + jnp.sum(shares**2 * sizes, axis=0)
+        curvature, imaged = problem.curvature(register)
+        quotient = jnp.where(size > 0, curvature / jnp.where(size > 0, size, 1), 0)
+        steepest = jnp.maximum(past.steepest, jax.lax.stop_gradient(quotient))
+        first = jnp.where(past.first > 0, past.first, slope)
+        rounding = 10 * problem.unknowns() ** 0.5 * jnp.finfo(slope.dtype).eps
+        good = (quotient > rounding * steepest) & (slope > rounding**2 * first)
+        alpha = jnp.where(good, problem.slope(state, register) / jnp.where(good, curvature, 1), 0)
+        new = (register, jnp.where(good, curvature, 0), size)
+        kept: Any
+        if written_out:
+            kept = [(*old, one) for old, one in zip(past[:3], new, strict=True)]
+        else:
+            kept = jax.tree.map(
+                lambda old, one: jax.lax.dynamic_update_index_in_dim(old, one.astype(old.dtype), layer, 0),
+                past[:3],
+                new,
+            )
+        return alpha * imaged, ConjugatedBank(kept[0], kept[1], kept[2], first, steepest)
+
+
 def scalar_bank(gamma: Array, *, tied: bool = False, own_is_one: bool = False) -> Bank:
     """A bank with one number per coefficient: (depth, depth) untied, (depth,) tied."""
     return Bank(Scalar(gamma), tied, own_is_one)

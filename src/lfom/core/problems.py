@@ -52,6 +52,10 @@ class Problem(eqx.Module):
     def curvature(self, direction: Any) -> tuple[Array, Any]:
         """direction . H direction, and the direction with its image under H kept in it."""
 
+    def conjugacy(self, left: Any, right: Any) -> Array:
+        """left . H right, for two directions."""
+        raise InputError(f"{type(self).__name__} does not say what left . H right is: give it conjugacy.")
+
     @abc.abstractmethod
     def readout(self, state: Any) -> Array:
         """What the method answers with: the prediction (tokens) or w (iterates)."""
@@ -132,7 +136,10 @@ class Tokens(Problem):
         return -jnp.mean(state[-1, :-1] * direction[-1, :-1])
 
     def curvature(self, direction: Array) -> tuple[Array, Array]:
-        return jnp.mean(direction[-1, :-1] ** 2), direction
+        return self.conjugacy(direction, direction), direction
+
+    def conjugacy(self, left: Array, right: Array) -> Array:
+        return jnp.mean(left[-1, :-1] * right[-1, :-1])
 
     def readout(self, state: Array) -> Array:
         return state[-1, :-1] if self.asks_context else -state[-1, -1]  # TF_L(Z_0), Section 2.1
@@ -236,6 +243,9 @@ class IterateProblem(Problem):
         w = direction.context.w
         image = self.hessian_times(w) if direction.image is None else direction.image
         return self.inner(w, image), Direction(direction.context, direction.query, image)
+
+    def conjugacy(self, left: Direction, right: Direction) -> Array:
+        return self.inner(left.context.w, self.hessian_times(right.context.w))
 
     def readout(self, state: Iterate) -> Array:
         return state.w
@@ -355,11 +365,16 @@ class KernelMatrix(Quadratic):
     @staticmethod
     def of(prompt: Any, kernel: Any = None) -> "KernelMatrix":
         """Of one prompt, or of a batch."""
-        if prompt.X.ndim == 3:
-            return jax.vmap(lambda one: KernelMatrix.of(one, kernel), out_axes=-1)(prompt)
-        n = prompt.X.shape[0]
-        K, asked = kernel.between(prompt.X, prompt.X), kernel.between(prompt.query[None], prompt.X)
-        return KernelMatrix(K / n, prompt.y / n, asked, prompt.target[None])
+        last = jax.tree.map(lambda a: jnp.moveaxis(a, 0, -1), prompt) if prompt.X.ndim == 3 else prompt
+        return KernelMatrix.between(
+            kernel.between(jnp.concatenate([last.X, last.query[None]]), last.X), last.y, last.target
+        )
+
+    @staticmethod
+    def between(K: Float[Array, "tokens n *prompts"], y: Array, target: Array) -> "KernelMatrix":
+        """From k(x, x') between all tokens, the query last, and the context, and the labels."""
+        n = y.shape[0]
+        return KernelMatrix(K[:-1] / n, y / n, K[-1:], target[None])
 
     def read(self, reader: Any, state: Iterate) -> Direction:
         return reader.on_kernel(state, self)
@@ -425,7 +440,10 @@ class JointGram(Problem):
         return -dot(state.context[-1], direction.context[-1])
 
     def curvature(self, direction: Columns) -> tuple[Array, Columns]:
-        return dot(direction.context[-1], direction.context[-1]), direction
+        return self.conjugacy(direction, direction), direction
+
+    def conjugacy(self, left: Columns, right: Columns) -> Array:
+        return dot(left.context[-1], right.context[-1])
 
     def readout(self, state: Columns) -> Array:
         return state.context[-1] if self.asks_context else -state.query[-1]

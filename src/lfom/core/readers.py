@@ -318,6 +318,26 @@ class KernelAttention(Reader):
         return KernelAttention(self.A.ready(), self.weights)
 
 
+class LabelAttention(Reader):
+    """The same form with weights that are no kernel, and a sharpness b_l: max(b_l x.x', 0), which is not positive
+    semidefinite, or the softmax of b_l x.x' over the context, which is not symmetric. It needs all tokens."""
+
+    A: Preconditioner = part("A", sets_scale=True)  # a_l I
+    sharpness: Float[Array, "depth ..."] = parameter("sharpness", axes="layers")
+    form: str = eqx.field(static=True)  # type: ignore[misc]  # relu or softmax
+
+    def __check_init__(self) -> None:
+        known("form", self.form, ("relu", "softmax"))
+
+    def on_tokens(self, Z: Array, problem: Any) -> Array:
+        inner = self.sharpness * (Z[:-1, :-1].T @ Z[:-1])
+        shares = jax.nn.relu(inner) / inner.shape[0] if self.form == "relu" else jax.nn.softmax(inner, axis=0)
+        return jnp.zeros_like(Z).at[-1].set(-self.A.matrix(1)[0, 0] * (Z[-1, :-1] @ shares))
+
+    def begin(self, scales: Float[Array, " depth"]) -> "LabelAttention":
+        return LabelAttention(self.A.begin(scales), self.sharpness, self.form)  # type: ignore[call-arg,arg-type]
+
+
 def _along(state: Iterate, precondition: Callable[[Array], Array], K: Array | None) -> Direction:
     """The direction of labels that were read through `precondition`; K: what covariates are multiplied
     with, None if they stay."""

@@ -13,7 +13,7 @@ from lfom.core.arrays import as_array, default_dtype, on_host, ones
 from lfom.core.checks import InputError
 from lfom.core.coefficients import Coefficient, CoordinateWise, Hadamard, Pair, Rows, Scalar, TokenWise
 from lfom.core.kernels import KERNELS, Kernel
-from lfom.core.memories import Bank, Conjugate, Forget, Memory, Register
+from lfom.core.memories import Bank, Conjugate, ConjugateBank, Forget, Memory, Register
 from lfom.core.methods import Algorithm, Method, Mixture
 from lfom.core.preconditioners import Full, Identity, One, Preconditioner, Scaled, Shared
 from lfom.core.readers import (
@@ -27,7 +27,8 @@ from lfom.core.readers import (
     SoftmaxAttention,
 )
 
-MEMORIES = ("none", "register", "bank", "conjugate")
+CONJUGATE: dict[str, Any] = {"conjugate": Conjugate, "conjugate-bank": ConjugateBank}
+MEMORIES = ("none", "register", "bank", *CONJUGATE)
 PRECONDITIONERS = ("full", "shared", "scalar")
 PER_TOKEN = ("tokens", "hadamard")
 READERS = ("sparse", "linear", "softmax", "relu", "exp", *KERNELS)
@@ -57,7 +58,8 @@ def memformer(
     reader: sparse (A and B of equation params_Thm3), linear attention with any P and Q, or softmax, relu or exp
     attention; their matrices are normal with standard deviation `scale` (0.15). Or a kernel, by its name (linear-kernel,
     exponential, gaussian, arc-cosine) or as one: attention whose weights are k(x, x'), with a number a_l.
-    memory: none (Linear Transformer), register (CGD-like), bank (LFOM) or conjugate.
+    memory: none (Linear Transformer), register (CGD-like), bank (LFOM), conjugate (a register whose numbers are computed
+    from each prompt) or conjugate-bank (the same, kept exact by a memory of all registers).
     preconditioner: A_l full, shared (a_l M) or scalar (a_l I); conjugate always learns one
     symmetric matrix. covariates: also learn B (GD++). gamma, tied, own_is_one: the structure of
     the bank. heads: readers summed into one memory. context: n, where gamma is per token.
@@ -80,7 +82,7 @@ def memformer(
     of_sparse = {
         "preconditioner": preconditioner not in ("full", "scalar" if kernel is not None else "full"),
         "covariates": covariates,
-        "conjugate": memory == "conjugate" and kernel is None,
+        "conjugate": memory in CONJUGATE and kernel is None,
     }
     if reader != "sparse" and any(of_sparse.values()):
         names = " and ".join(name for name, given in of_sparse.items() if given)
@@ -93,15 +95,17 @@ def memformer(
         raise InputError(
             f"{names} shape the coefficients of a bank, and memory is {memory!r}: leave them out."
         )
-    if memory == "conjugate":
+    if memory in CONJUGATE:
         if covariates or heads > 1:
             raise InputError(
                 "the conjugate register needs B = 0 and one head: leave covariates and heads out."
             )
         if kernel is not None:
-            return Method(_normalised(KernelAttention(Identity(), kernel), normalised), Conjugate(), depth)
+            return Method(
+                _normalised(KernelAttention(Identity(), kernel), normalised), CONJUGATE[memory](), depth
+            )
         start = as_array(np.eye(d, dtype=default_dtype()) + scale * _normal(key, (d, d)))
-        return Method(_normalised(Gradient(One(start)), normalised), Conjugate(), depth)
+        return Method(_normalised(Gradient(One(start)), normalised), CONJUGATE[memory](), depth)
 
     def one_head(key: PRNGKeyArray) -> Reader:
         if kernel is not None:

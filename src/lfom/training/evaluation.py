@@ -187,7 +187,8 @@ def evaluate(
     views = tuple(dict.fromkeys(entry.view for entry in entries))
 
     def draw(run: int, index: int) -> dict[View, Problem]:
-        return _draw(sources[run], key, as_array(np.int32(index)), as_array(np.int32(run)), chunk, views)
+        place = (as_array(np.int32(index)), as_array(np.int32(run)))
+        return dict(zip(views, _draw(sources[run], key, *place, chunk, views), strict=True))
 
     chunks = max(prompts // chunk, 1)
     return _scores(entries, draw, len(sources), chunks, chunks * chunk, progress)
@@ -196,16 +197,17 @@ def evaluate(
 @eqx.filter_jit
 def _draw(
     source: Any, key: Array, index: Array, run: Array, chunk: int, views: tuple[View, ...]
-) -> dict[View, Problem]:
+) -> list[Problem]:
+    """The same prompts in each of the views."""
     key = jax.random.fold_in(jax.random.fold_in(key, index), run)
     names = {view[0] for view in views}
     if names <= {"iterates"}:
-        return {ITERATES: source.quadratics(key, chunk)}
+        return [source.quadratics(key, chunk)]
     if names <= {"iterates", "joint"}:
         joints = source.joints(key, chunk)
-        return {view: joints if view[0] == "joint" else joints.as_quadratic() for view in views}
+        return [joints if view[0] == "joint" else joints.as_quadratic() for view in views]
     drawn = source.prompts(key, chunk)
-    return {view: drawn.problem(*view) for view in views}
+    return [drawn.problem(*view) for view in views]
 
 
 def evaluate_on(methods: Mapping[str, Any], sets: Quadratic, chunk: int = 2_000) -> dict[str, Score]:

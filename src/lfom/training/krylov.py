@@ -223,9 +223,9 @@ class Krylov:
         pilot = setting.pilot
         self._h = WIDER * pilot.largest
         self._d = d = pilot.mean_gram.shape[-1]
-        self._triangle = np.triu_indices(d)
-        twice = np.where(self._triangle[0] == self._triangle[1], 1.0, 2.0)
-        self._gauge = twice * pilot.mean_gram[:, *self._triangle]  # d <M, mean Gram> / d triangle
+        triangle = np.triu_indices(d)
+        twice = np.where(triangle[0] == triangle[1], 1.0, 2.0)
+        self._gauge = twice * pilot.mean_gram[:, *triangle]  # d <M, mean Gram> / d triangle
         self._actives = np.asarray(setting.actives, np.float64)
         self.shares = (np.asarray(setting.depths) / max(setting.depths)) ** 3  # tails are lighter there
         size = sum(
@@ -237,6 +237,7 @@ class Krylov:
         self._matrix = None if places.common is None else np.asarray(places.common)
         trained = np.isin(np.arange(size), parameters.index)
         self._moves = self._matrix is not None and bool(trained[self._matrix].all())
+        self._triangle = triangle if self._moves else (triangle[0][:0],) * 2  # the coordinates of M
         if self._matrix is not None:
             trained[self._matrix] = False
         self._free = np.flatnonzero(trained)  # the trained numbers that c depends on
@@ -257,6 +258,11 @@ class Krylov:
         return np.concatenate([M[..., *self._triangle], c], axis=-1)
 
     def equations(self, vectors: np.ndarray, keys: Array, *span: Any) -> tuple[Any, ...]:
+        if not self._moves:  # the loss is quadratic in all that is left
+            normal, right = (
+                np.asarray(a, np.float64) for a in self.coefficient_equations(vectors, keys, *span)
+            )
+            return normal, np.einsum("...pq,...q->...p", normal, self._view(vectors)[1]) - right
         M, c = self._view(vectors)
         found = _accumulate(*self._sent(M, c), self._source, keys, *span)
         return tuple(np.asarray(a, np.float64) for a in found)
@@ -294,8 +300,9 @@ class Krylov:
         MM, gM = normal[..., :m, :m], slope[..., :m]
         Mc, gc = normal[..., :m, m:] * on[:, None, :], slope[..., m:] * on
         cc = normal[..., m:, m:] * on[:, :, None] * on[:, None, :] + (1 - on)[..., None] * np.eye(depth)
-        strength = np.trace(MM, axis1=-2, axis2=-1) / np.sum(self._gauge**2, axis=-1)[:, None]
-        MM = MM + strength[..., None, None] * (self._gauge[:, :, None] * self._gauge[:, None, :])[:, None]
+        if self._moves:
+            strength = np.trace(MM, axis1=-2, axis2=-1) / np.sum(self._gauge**2, axis=-1)[:, None]
+            MM = MM + strength[..., None, None] * (self._gauge[:, :, None] * self._gauge[:, None, :])[:, None]
         metrics, targets, ratios = [], [], []
         for value in damping:
             if self._moves:
@@ -304,7 +311,7 @@ class Krylov:
                 metric = cc - np.swapaxes(Mc, -1, -2) @ ratio[..., :-1]
                 pull = gc - (np.swapaxes(Mc, -1, -2) @ ratio[..., -1:])[..., 0]
             else:
-                metric, pull, ratio = cc + value * _diagonal(cc), gc, np.zeros((*Mc.shape[:-1], depth + 1))
+                metric, pull, ratio = cc + value * _diagonal(cc), gc, np.zeros((*Mc.shape[:2], 0, depth + 1))
             metric = (metric + np.swapaxes(metric, -1, -2)) / 2 + FLOOR * _diagonal(cc)
             metrics.append(metric)
             targets.append(c - solve(metric, pull[..., None])[..., 0])

@@ -1,0 +1,312 @@
+"""Attention with a kernel, on labels that are values of a random function: gradient descent on functions, with memory."""
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from lfom.core.arrays import as_array
+from lfom.core.kernels import ArcCosineKernel, ExponentialKernel, GaussianKernel, Kernel, LinearKernel
+from lfom.core.memories import Forget
+from lfom.core.methods import Method
+from lfom.core.preconditioners import Scaled
+from lfom.core.readers import LabelAttention
+from lfom.core.runs import PerRun
+from lfom.experiments.experiment import Experiment
+from lfom.experiments.rows import by_depth, score_rows
+from lfom.experiments.statistics import Claims
+from lfom.experiments.workbench import Outcome, Workbench, kept
+from lfom.limits.optimum import Optimum, sampled_optima
+from lfom.limits.posterior import PosteriorMean
+from lfom.methods.memformer import memformer
+from lfom.prompts.functions import GaussianProcess
+from lfom.prompts.prompt import Prompt
+from lfom.prompts.run import run
+from lfom.report.results import Row
+from lfom.training import Adam, Fit, LeastSquares, Score, fit
+
+D, CONTEXT = 5, 14  # of the published setting
+DEPTHS = (1, 3, 5, 7)
+# On the unit sphere a Gaussian of width 1 is exp(x.x') times a number: this one is narrower.
+KERNELS: dict[str, Kernel] = {
+    "exponential": ExponentialKernel(),
+    "arc-cosine": ArcCosineKernel(),
+    "Gaussian": GaussianKernel(0.5),
+    "linear": LinearKernel(),
+}
+FORMS = ("ReLU", "softmax")  # weights that are no kernel
+MEMORIES = ("none", "register", "bank")
+LABELS = {
+    "quick": ("exponential", "arc-cosine"),
+    "full": tuple(KERNELS),
+}  # whose functions labels are, by preset
+PROMPTS = {"quick": 100_000, "full": 1_000_000}
+STEPS = {"quick": 300, "full": 4_000}  # of Adam on tokens
+TRAINED_ON = {
+    "quick": 40_000,
+    "full": 400_000,
+}  # prompts: with as few numbers as these, a set is as good as fresh ones
+HELPS = 0.02
+EXACT = 2_000  # prompts in float64, n layers
+
+
+class FunctionalGradient(Experiment):
+    name = "functional_gradient"
+    title = "Gradient descent on functions"
+    section = "ours"
+    shows = (
+        "Attention with a kernel on labels from Gaussian processes (unit sphere, d = 5, n = 14): the kernel that labels come "
+        "from and others, ReLU and softmax weights; without memory, with register and bank, and with the conjugate "
+        "register; beside the optimum of the class and the Bayes predictor."
+    )
+    trained = (
+        "Kernels by least squares (converged) and by Adam as in the paper (paper); ReLU and softmax weights by Adam on "
+        "tokens. Scored on the same fresh prompts with one query each."
+    )
+    y_label = {name: f"log mean squared error, labels: {name}" for name in KERNELS}
+
+    def run(self, bench: Workbench) -> Outcome:
+        labels = LABELS[bench.preset.name]
+        jobs: list[tuple[Any, ...]] = [(trained, bench, at, reader) for at in labels for reader in KERNELS]
+        jobs += [(weighted, bench, at, form) for at in labels for form in FORMS]
+        jobs += [(trained, bench, at, at, memory) for at in labels for memory in MEMORIES[1:]]
+        jobs += [(adam, bench, at, memory) for at in _by_adam(bench) for memory in MEMORIES]
+        bench.side_by_side([*jobs, *((optima, bench, at) for at in labels)])
+        found = {at: self._scores(bench, at) for at in labels}
+        return Outcome(_rows(found), _claims(bench, found), _main(labels))
+
+    @staticmethod
+    def _scores(bench: Workbench, at: str) -> dict[Any, dict[int, Score]]:
+        """By (curve, training) and depth."""
+        methods: dict[Any, Any] = {}
+        for memory in MEMORIES:
+            own = trained(bench, at, at, memory)
+            methods[_named(at, at, memory), "converged"] = {d: own.model(0, d) for d in DEPTHS}
+            if at in _by_adam(bench):
+                own = adam(bench, at, memory)
+                methods[_named(at, at, memory), "paper"] = {d: own.model(0, d) for d in DEPTHS}
+        for reader in (name for name in KERNELS if name != at):
+            other = trained(bench, at, reader)
+            methods[_named(at, reader), "converged"] = {d: other.model(0, d) for d in DEPTHS}
+        for form in FORMS:
+            other = weighted(bench, at, form)
+            methods[form, "converged"] = {d: other.model(0, d) for d in DEPTHS}
+        key = bench.stream("functional", "conjugate")
+        register = memformer(D, max(DEPTHS), reader=KERNELS[at], memory="conjugate", key=key)
+        methods["conjugate register", "none"] = {d: register.truncated(d) for d in DEPTHS}
+        methods["sampled optimum", "none"] = optima(bench, at)
+        methods["Bayes", "none"] = dict.fromkeys(DEPTHS, PosteriorMean(KERNELS[at]))
+        count = PROMPTS[bench.preset.name]
+        data = PerRun([GaussianProcess(D, CONTEXT, KERNELS[at])])
+        return by_depth(methods, DEPTHS, lambda named: bench.scores(named, data, f"functional {at}", count))
+
+
+def _by_adam(bench: Workbench) -> tuple[str, ...]:
+    """Which labels models are trained on as in the paper, too."""
+    labels = LABELS[bench.preset.name]
+    return () if "paper" not in bench.trainings else labels if bench.preset.long else labels[:1]
+
+
+@kept
+def trained(bench: Workbench, at: str, reader: str, memory: str = "none") -> Fit:
+    """All depths, by least squares."""
+    bench.say(f"training attention with the {reader} kernel, {memory}, on {at} labels")
+    key = bench.stream("functional", at, reader, memory)
+    model = memformer(D, max(DEPTHS), reader=KERNELS[reader], memory=memory, key=key)
+    return fit(model, drawn(bench, at), key=key, optimiser=LeastSquares(passes=(30, 2), gain=1e-4), depths=DEPTHS)
+
+
+@kept
+def drawn(bench: Workbench, at: str) -> Prompt:
+    """What all are trained on: kernels then share the programs that train them."""
+    count = TRAINED_ON[bench.preset.name]
+    return GaussianProcess(D, CONTEXT, KERNELS[at]).prompts(bench.stream("functional", at), count)
+
+
+@kept
+def adam(bench: Workbench, at: str, memory: str) -> Fit:
+    """The matching kernel, as the paper trains."""
+    bench.say(f"training attention with the {at} kernel by Adam, {memory}")
+    key = bench.stream("functional", at, memory)
+    model = memformer(D, max(DEPTHS), reader=KERNELS[at], memory=memory, key=key)
+    return fit(model, drawn(bench, at), key=key, optimiser=Adam(bench.preset.adam_steps), depths=DEPTHS)
+
+
+@kept
+def weighted(bench: Workbench, at: str, form: str) -> Fit:
+    """Weights that are no kernel, on tokens."""
+    bench.say(f"training attention with {form} weights on {at} labels")
+    depth, steps, key = max(DEPTHS), STEPS[bench.preset.name], bench.stream("functional", at, form)
+    ones = as_array(np.ones(depth, np.float32))
+    model = Method(LabelAttention(Scaled(ones), ones, form.lower()), Forget(ones), depth)  # type: ignore[call-arg,arg-type]
+    options = Adam(steps, 128, 5, 0.03, 1_000.0, "cosine", warmup=steps // 10, log=True)
+    return fit(model, drawn(bench, at), key=key, optimiser=options, depths=DEPTHS)
+
+
+@kept
+def optima(bench: Workbench, at: str) -> dict[int, Optimum]:
+    """The best shared numbers of the matching kernel, which every memory of numbers reaches, and none does, too: the
+    polynomial is orthogonal with respect to a positive measure, so that all its roots are real."""
+    key, kernel = bench.stream("functional optimum", at), KERNELS[at]
+    prompts = 2 * PROMPTS[bench.preset.name]
+    return sampled_optima(GaussianProcess(D, CONTEXT, kernel), DEPTHS, key, kernel=kernel, prompts=prompts)
+
+
+def _named(at: str, reader: str, memory: str = "none") -> str:
+    """The curve of a kernel; the one that labels come from is called so in every panel."""
+    kernel = "matching kernel" if reader == at else f"{reader} kernel"
+    return kernel if memory == "none" else f"{kernel}, {memory}"
+
+
+Scores = dict[Any, dict[int, Score]]
+
+
+def _rows(found: dict[str, Scores]) -> list[Row]:
+    rows = []
+    for at, curves in found.items():
+        for (curve, training), scores in curves.items():
+            rows += [replace(row, measure=at) for row in score_rows(curve, training, scores)]
+    return rows
+
+
+def _main(labels: tuple[str, ...]) -> list[str]:
+    others = [f"{name} kernel|converged" for name in KERNELS]
+    own = ["Bayes|none", "conjugate register|none", "sampled optimum|none", "matching kernel|converged"]
+    return [
+        *own,
+        *others,
+        *(f"{form}|converged" for form in FORMS),
+        "matching kernel|paper",
+        "matching kernel, bank|paper",
+    ]
+
+
+def _lower(ours: Score, theirs: Score, by: float = 0.0) -> bool:
+    """Below by more than this, beyond two standard errors of the paired difference over prompts."""
+    mean, error = ours.minus(theirs)
+    return mean + 2 * error < -by
+
+
+def _told(ours: dict[int, Score], theirs: dict[int, Score]) -> str:
+    pairs = {d: ours[d].minus(theirs[d]) for d in ours}
+    return ", ".join(f"L={d} {mean:+.4f} ± {error:.4f}" for d, (mean, error) in pairs.items())
+
+
+def _claims(bench: Workbench, found: dict[str, Scores]) -> Claims:
+    claims = Claims("ours")
+    matching = {at: own["matching kernel", "converged"] for at, own in found.items()}
+    rivals = {at: _rivals(at, own) for at, own in found.items()}
+    best = {at: {d: min(own, key=lambda r: own[r][d].log_loss) for d in DEPTHS} for at, own in rivals.items()}
+    claims.test(
+        "functional-matching-is-best",
+        "Attention with the kernel that labels come from is best.",
+        "converged and without memory, its loss is below that of every other kernel and of ReLU and softmax weights by two "
+        "standard errors of the paired difference, at every depth",
+        [
+            _lower(matching[at][d], own[d])
+            for at, all_ in rivals.items()
+            for own in all_.values()
+            for d in DEPTHS
+        ],
+        "; ".join(
+            f"{at}, against the best other: "
+            + ", ".join(
+                f"L={d} {matching[at][d].minus(rivals[at][best[at][d]][d])[0]:+.3f} ({best[at][d]})"
+                for d in DEPTHS
+            )
+            for at in found
+        ),
+    )
+    claims.test(
+        "functional-deeper-is-better",
+        "Every layer is a step of gradient descent on functions: deeper is better.",
+        "the loss of the matching kernel falls with every depth by two standard errors of the paired difference",
+        [_lower(own[b], own[a]) for own in matching.values() for a, b in itertools.pairwise(DEPTHS)],
+        "; ".join(
+            f"{at}: " + ", ".join(f"L={d} {own[d].log_loss:.3f}" for d in DEPTHS)
+            for at, own in matching.items()
+        ),
+    )
+    claims.test(
+        "functional-trained-to-optimum",
+        "Training reaches the optimum of its class.",
+        "with the matching kernel at most 0.03 above the sampled optimum on the same prompts, at every depth, without memory "
+        "and with register and bank",
+        [
+            own[_named(at, at, memory), "converged"][d].minus(own["sampled optimum", "none"][d])[0] <= 0.03
+            for at, own in found.items()
+            for memory in MEMORIES
+            for d in DEPTHS
+        ],
+        "; ".join(
+            f"{at}, {memory}: {_told(own[_named(at, at, memory), 'converged'], own['sampled optimum', 'none'])}"
+            for at, own in found.items()
+            for memory in MEMORIES
+        ),
+    )
+    for id, training, text in (
+        ("equal-training", "paper", "at equal training (Adam, 1,000 steps)"),
+        ("optimum", "converged", "at the optimum"),
+    ):
+        gains = {
+            (at, memory): (own[_named(at, at, memory), training], own["matching kernel", training])
+            for at, own in found.items()
+            for memory in MEMORIES[1:]
+            if ("matching kernel", training) in own
+        }
+        if not gains:
+            continue
+        claims.test(
+            f"functional-memory-helps-{id}",
+            f"Memory helps gradient descent on functions {text}.",
+            f"register and bank are below no memory by more than {HELPS}, beyond two standard errors of the paired "
+            "difference, at every depth from 3 on",
+            [_lower(a[d], b[d], HELPS) for a, b in gains.values() for d in DEPTHS[1:]],
+            "; ".join(f"{at}, {memory}: {_told(*pair)}" for (at, memory), pair in gains.items()),
+        )
+    conjugate = {
+        at: (own["conjugate register", "none"], own["sampled optimum", "none"]) for at, own in found.items()
+    }
+    claims.test(
+        "functional-memory-helps-conjugate",
+        "Memory helps gradient descent on functions through the conjugate register.",
+        "the conjugate register is below the optimum of shared numbers by two standard errors of the paired difference, at "
+        "every depth",
+        [_lower(a[d], b[d]) for a, b in conjugate.values() for d in DEPTHS],
+        "; ".join(f"{at}: {_told(*pair)}" for at, pair in conjugate.items()),
+    )
+    errors = {at: exact(bench, at) for at in found}
+    claims.test(
+        "functional-reaches-bayes",
+        "Conjugate directions reach the Bayes predictor after as many layers as examples.",
+        f"after {CONTEXT} layers in float64 the conjugate bank is within 1e-6 of it on each of {EXACT:,} prompts",
+        [own["conjugate-bank"].max() <= 1e-6 for own in errors.values()],
+        "; ".join(
+            f"{at}: largest difference {own['conjugate-bank'].max():.1e} with the bank; with the register "
+            f"{100 * np.mean(own['conjugate'] > 1e-6):.0f} % of the prompts differ by more, through rounding"
+            for at, own in errors.items()
+        ),
+    )
+    return claims
+
+
+def _rivals(at: str, curves: Scores) -> dict[str, dict[int, Score]]:
+    """What is not the matching kernel, without memory."""
+    names = [*(f"{name} kernel" for name in KERNELS if name != at), *FORMS]
+    return {name: curves[name, "converged"] for name in names}
+
+
+@kept
+def exact(bench: Workbench, at: str) -> dict[str, np.ndarray]:
+    """How far the two conjugate memories are from the Bayes predictor after n layers, prompt by prompt, in float64."""
+    key, kernel = bench.stream("functional exact", at), KERNELS[at]
+    with jax.enable_x64(True):
+        prompts = GaussianProcess(D, CONTEXT, kernel).prompts(key, EXACT)
+        bayes = run(PosteriorMean(kernel), prompts).predictions[-1]
+        found = {}
+        for memory in ("conjugate", "conjugate-bank"):
+            model = memformer(D, CONTEXT, reader=kernel, memory=memory, key=key)
+            found[memory] = np.abs(np.asarray(run(model, prompts).predictions[-1] - bayes))
+        return found
