@@ -130,3 +130,36 @@ def memformer(
         Z = Z + combine(layer, stored)
         predictions.append(-Z[-1, -1])
     return predictions
+
+
+# k(x, x') from their definitions.
+KERNELS: dict[str, Callable[[Vector, Vector], float]] = {
+    "linear-kernel": lambda x, z: float(x @ z),
+    "exponential": lambda x, z: float(np.exp(x @ z)),
+    "gaussian": lambda x, z: float(np.exp(-np.sum((x - z) ** 2) / 2)),
+    "arc-cosine": lambda x, z: _arc_cosine(x, z),
+}
+
+
+def _arc_cosine(x: Vector, z: Vector) -> float:
+    size = np.linalg.norm(x) * np.linalg.norm(z)
+    angle = np.arccos(np.clip(x @ z / size, -1, 1))
+    return float(size * (np.sin(angle) + (np.pi - angle) * np.cos(angle)) / np.pi)
+
+
+def functional_descent(
+    X: Matrix, y: Vector, query: Vector, kernel: Callable[[Vector, Vector], float], table: Matrix
+) -> list[float]:
+    """The prediction for the query after 0, 1, ... steps on functions: the gradient of |f(X) - y|^2 / 2n at f is the
+    function (1/n) sum_i (f(x_i) - y_i) k(x_i, .); step l is minus the sum over j of table[l, j] times gradient j."""
+    tokens, n = [*X, query], len(y)
+    f = np.zeros(n + 1)  # the function at all tokens
+    gradients: list[Vector] = []
+    found = [0.0]
+    for row in table:
+        gradients.append(
+            np.array([sum((f[i] - y[i]) * kernel(X[i], t) for i in range(n)) / n for t in tokens])
+        )
+        f = f - sum(c * g for c, g in zip(row, gradients, strict=False))
+        found.append(float(f[-1]))
+    return found

@@ -14,12 +14,13 @@ import numpy as np
 
 from lfom import reference
 from lfom.core.arrays import as_array
-from lfom.core.coefficients import Hadamard
+from lfom.core.coefficients import Hadamard, Pair, Scalar
+from lfom.core.kernels import KERNELS
 from lfom.core.memories import Bank, Forget, Memory, Register
 from lfom.core.methods import Algorithm, Method
 from lfom.core.preconditioners import Full, Scaled, Shared
 from lfom.core.problems import Quadratic
-from lfom.core.readers import Attention, Gradient, Heads, Normalised
+from lfom.core.readers import Attention, Gradient, Heads, KernelAttention, Normalised
 from lfom.core.states import NoSuchView
 from lfom.limits.spectral import on_eigenvalues, spectra
 from lfom.methods import classical as methods
@@ -282,6 +283,25 @@ def check_joint(rng: np.random.Generator) -> float:
     return worst
 
 
+def check_kernels(rng: np.random.Generator) -> float:
+    """Attention with every kernel: on one number per example, on tokens, and as descent on functions in NumPy."""
+    d, n, depth, worst = 4, 7, 4, 0.0
+    X, y, query = rng.normal(size=(n, d)) / 2, rng.normal(size=n), rng.normal(size=d) / 2
+    prompt = prompt_from_arrays(X, y, query, 0.0)
+    for name, kernel in KERNELS.items():
+        table, a = lower_triangle(rng, depth), rng.uniform(0.5, 1, depth)
+        numbers, reader = as_array(table), KernelAttention(Scaled(as_array(a)), kernel)  # type: ignore[call-arg,arg-type]
+        bank = Method(reader, Bank(Scalar(numbers), False), depth)
+        pairs = Method(reader, Bank(Pair(numbers, numbers**2), False), depth)
+        conjugate = memformer(d, depth, reader=kernel, memory="conjugate", key=jax.random.key(0))
+        for method in (bank, pairs, conjugate):
+            found, tokens = (run(method, prompt, view=view).predictions for view in ("kernel", "tokens"))
+            worst = max(worst, relative(found, tokens))
+        plain = reference.functional_descent(X, y, query, reference.KERNELS[name], table * a)
+        worst = max(worst, relative(run(bank, prompt).predictions, plain))
+    return worst
+
+
 def check_spectral(rng: np.random.Generator) -> float:
     """GD++ with A_l = a_l M, B_l = b_l I on each eigenvalue by itself, against tokens; any definite M."""
     d, depth, worst = 4, 3, 0.0
@@ -428,6 +448,7 @@ CHECKS: dict[str, Callable[[np.random.Generator], float]] = {
     "Token view = attention token by token": check_tokens,
     "Iterate view = token view": check_views,
     "Joint view = token view, any P and Q": check_joint,
+    "Kernel view = token view = descent on functions": check_kernels,
     "GD++ on eigenvalues = token view": check_spectral,
     "Heads collapse (B = 0, one memory)": check_heads_collapse,
     "A learned method = the Transformer that runs it": check_learned,
@@ -437,6 +458,7 @@ CHECKS: dict[str, Callable[[np.random.Generator], float]] = {
 MANY_SMALL = (
     check_views,
     check_joint,
+    check_kernels,
     check_spectral,
     check_tokens,
 )  # many methods of one small size: run op by op, since a program for

@@ -97,6 +97,24 @@ class Problem(eqx.Module):
         return work(self)
 
 
+def read_as(like: Array, found: Any, name: str) -> Any:
+    """What a reader found, which is added to an array like this one."""
+    if jnp.shape(found) != like.shape:
+        raise InputError(
+            f"{name} returns an array of shape {jnp.shape(found)}: what it returns is added to one of shape {like.shape}, so "
+            "it must have that shape."
+        )
+    return found
+
+
+def read_direction(state: Iterate, found: Any, name: str) -> Direction:
+    """The same for a direction of iterates."""
+    if not isinstance(found, Direction):  # a user's reader may return anything
+        raise InputError(f"{name} returns a {type(found).__name__}: return a Direction(Track(change of w)).")
+    read_as(state.context.w, found.context.w, name)
+    return found
+
+
 class Tokens(Problem):
     """The prompt as the matrix Z_0 of Section 2.1, (d+1, n+1); the last column is the query. A batch has
     a leading axis; `each` runs it."""
@@ -120,13 +138,7 @@ class Tokens(Problem):
         return state + step
 
     def read(self, reader: Any, state: Array) -> Array:
-        found = reader.on_tokens(state, self)
-        if jnp.shape(found) != state.shape:
-            raise InputError(
-                f"{type(reader).__name__}.on_tokens returns an array of shape {jnp.shape(found)}: what it returns is added "
-                f"to the tokens, so it must have their shape {state.shape}."
-            )
-        return found
+        return read_as(state, reader.on_tokens(state, self), f"{type(reader).__name__}.on_tokens")
 
     def times(self, coefficient: Any, direction: Array) -> Array:
         return coefficient.on_tokens(direction)
@@ -231,7 +243,7 @@ class IterateProblem(Problem):
         return self.gradient(w) if step.image is None else gradient + step.image
 
     def read(self, reader: Any, state: Iterate) -> Direction:
-        return reader.on_iterates(state, self)
+        return read_direction(state, reader.on_iterates(state, self), f"{type(reader).__name__}.on_iterates")
 
     def times(self, coefficient: Any, direction: Direction) -> Direction:
         return coefficient.on_iterates(direction)
@@ -377,7 +389,7 @@ class KernelMatrix(Quadratic):
         return KernelMatrix(K[:-1] / n, y / n, K[-1:], target[None])
 
     def read(self, reader: Any, state: Iterate) -> Direction:
-        return reader.on_kernel(state, self)
+        return read_direction(state, reader.on_kernel(state, self), f"{type(reader).__name__}.on_kernel")
 
     def times(self, coefficient: Any, direction: Direction) -> Direction:
         return coefficient.on_kernel(direction)
@@ -392,6 +404,11 @@ class KernelMatrix(Quadratic):
 
     def has_gram(self) -> bool:
         return False
+
+    def mean_eigenvalue(self) -> Array:
+        raise InputError(
+            "normalised readers need the scale of covariates, which a kernel matrix does not tell."
+        )
 
 
 class JointGram(Problem):
@@ -431,7 +448,11 @@ class JointGram(Problem):
         return state + step
 
     def read(self, reader: Any, state: Columns) -> Columns:
-        return reader.on_joint(state, self)
+        found, name = reader.on_joint(state, self), f"{type(reader).__name__}.on_joint"
+        return Columns(
+            read_as(state.context, found.context, name),
+            read_as(state.query, found.query, f"{name}, of the query,"),
+        )
 
     def times(self, coefficient: Any, direction: Columns) -> Columns:
         return coefficient.on_joint(direction)

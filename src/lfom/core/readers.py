@@ -503,6 +503,11 @@ class Normalised(Composed):
 
     reader: Reader = part()
 
+    @property
+    def views(self) -> tuple[str, ...]:
+        """A kernel matrix does not tell the scale of covariates."""
+        return tuple(view for view in super().views if view != "kernel")
+
     def parts(self) -> tuple[Reader, ...]:
         return (self.reader,)
 

@@ -69,9 +69,11 @@ class FunctionalGradient(Experiment):
 
     def run(self, bench: Workbench) -> Outcome:
         labels = LABELS[bench.preset.name]
-        jobs: list[tuple[Any, ...]] = [(trained, bench, at, reader) for at in labels for reader in KERNELS]
+        jobs: list[tuple[Any, ...]] = [
+            (trained, bench, at, reader, "bank") for at in labels for reader in KERNELS
+        ]
         jobs += [(weighted, bench, at, form) for at in labels for form in FORMS]
-        jobs += [(trained, bench, at, at, memory) for at in labels for memory in MEMORIES[1:]]
+        jobs += [(trained, bench, at, at, memory) for at in labels for memory in MEMORIES[:2]]
         jobs += [(adam, bench, at, memory) for at in _by_adam(bench) for memory in MEMORIES]
         bench.side_by_side([*jobs, *((optima, bench, at) for at in labels)])
         found = {at: self._scores(bench, at) for at in labels}
@@ -88,7 +90,7 @@ class FunctionalGradient(Experiment):
                 own = adam(bench, at, memory)
                 methods[_named(at, at, memory), "paper"] = {d: own.model(0, d) for d in DEPTHS}
         for reader in (name for name in KERNELS if name != at):
-            other = trained(bench, at, reader)
+            other = trained(bench, at, reader, "bank")  # any polynomial, so that it is at its optimum
             methods[_named(at, reader), "converged"] = {d: other.model(0, d) for d in DEPTHS}
         for form in FORMS:
             other = weighted(bench, at, form)
@@ -110,12 +112,14 @@ def _by_adam(bench: Workbench) -> tuple[str, ...]:
 
 
 @kept
-def trained(bench: Workbench, at: str, reader: str, memory: str = "none") -> Fit:
+def trained(bench: Workbench, at: str, reader: str, memory: str) -> Fit:
     """All depths, by least squares."""
     bench.say(f"training attention with the {reader} kernel, {memory}, on {at} labels")
     key = bench.stream("functional", at, reader, memory)
     model = memformer(D, max(DEPTHS), reader=KERNELS[reader], memory=memory, key=key)
-    return fit(model, drawn(bench, at), key=key, optimiser=LeastSquares(passes=(30, 2), gain=1e-4), depths=DEPTHS)
+    return fit(
+        model, drawn(bench, at), key=key, optimiser=LeastSquares(passes=(30, 2), gain=1e-4), depths=DEPTHS
+    )
 
 
 @kept
@@ -202,8 +206,8 @@ def _claims(bench: Workbench, found: dict[str, Scores]) -> Claims:
     claims.test(
         "functional-matching-is-best",
         "Attention with the kernel that labels come from is best.",
-        "converged and without memory, its loss is below that of every other kernel and of ReLU and softmax weights by two "
-        "standard errors of the paired difference, at every depth",
+        "converged, its loss without memory is below that of every other kernel with a bank and of ReLU and softmax weights by "
+        "two standard errors of the paired difference, at every depth",
         [
             _lower(matching[at][d], own[d])
             for at, all_ in rivals.items()
@@ -293,7 +297,7 @@ def _claims(bench: Workbench, found: dict[str, Scores]) -> Claims:
 
 
 def _rivals(at: str, curves: Scores) -> dict[str, dict[int, Score]]:
-    """What is not the matching kernel, without memory."""
+    """What is not the matching kernel."""
     names = [*(f"{name} kernel" for name in KERNELS if name != at), *FORMS]
     return {name: curves[name, "converged"] for name in names}
 

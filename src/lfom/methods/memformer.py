@@ -89,6 +89,10 @@ def memformer(
         raise InputError(
             f"{names} belong to the sparse form (A, B), and reader is {reader!r}: leave them out."
         )
+    if kernel is not None and normalised:
+        raise InputError(
+            "normalised divides directions by the scale of covariates, which a kernel does not share: leave it out."
+        )
     of_bank = {"gamma": gamma != "scalar", "tied": tied, "own_is_one": own_is_one}
     if memory != "bank" and any(of_bank.values()):
         names = " and ".join(name for name, given in of_bank.items() if given)

@@ -107,7 +107,7 @@ def _on_kernel(algorithm: Algorithm, prompt: Prompt) -> Trajectory:
     if algorithm.kernel is None:
         raise NoSuchView("the view 'kernel' is that of attention with one kernel, and this method has none.")
     problem = KernelMatrix.of(prompt, algorithm.kernel)
-    check_semidefinite(algorithm.kernel, problem.gram)
+    check_semidefinite(algorithm.kernel, problem.gram * problem.unknowns())
     return _on_kernel_matrix(algorithm, problem)
 
 

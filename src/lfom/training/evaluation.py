@@ -252,7 +252,7 @@ def _scores(
             )
     for (_, kernel), problem in first.items():
         if kernel is not None:
-            check_semidefinite(kernel, problem.gram)  # type: ignore[attr-defined]
+            check_semidefinite(kernel, problem.unknowns() * problem.gram)  # type: ignore[attr-defined]
     list(in_threads(lambda entry: entry.sums(0, first), {e.structure: e for e in entries}.values()))
 
     def one(item: tuple[int, int]) -> list[Any]:
