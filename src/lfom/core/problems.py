@@ -138,7 +138,8 @@ class Tokens(Problem):
         return state + step
 
     def read(self, reader: Any, state: Array) -> Array:
-        return read_as(state, reader.on_tokens(state, self), f"{type(reader).__name__}.on_tokens")
+        with jax.default_matmul_precision("highest"):  # products of a GPU keep three digits otherwise
+            return read_as(state, reader.on_tokens(state, self), f"{type(reader).__name__}.on_tokens")
 
     def times(self, coefficient: Any, direction: Array) -> Array:
         return coefficient.on_tokens(direction)

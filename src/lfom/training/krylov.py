@@ -259,9 +259,8 @@ class Krylov:
 
     def equations(self, vectors: np.ndarray, keys: Array, *span: Any) -> tuple[Any, ...]:
         if not self._moves:  # the loss is quadratic in all that is left
-            normal, right = (
-                np.asarray(a, np.float64) for a in self.coefficient_equations(vectors, keys, *span)
-            )
+            means = self.coefficient_equations(vectors, keys, *span)
+            normal, right = (self._source.chunk * np.asarray(a, np.float64) for a in means)
             return normal, np.einsum("...pq,...q->...p", normal, self._view(vectors)[1]) - right
         M, c = self._view(vectors)
         found = _accumulate(*self._sent(M, c), self._source, keys, *span)
