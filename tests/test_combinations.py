@@ -12,7 +12,7 @@ import pytest
 
 from lfom import InputError, LeastSquaresProblems, Method, reference
 from lfom.core import preconditioners, unroll
-from lfom.core.memories import Bank, Conjugate, Memory, Register, scalar_bank
+from lfom.core.memories import Bank, Conjugate, ConjugateBank, Memory, Register, scalar_bank
 from lfom.core.parameters import cut, leaves, replaced, widened
 from lfom.core.preconditioners import Preconditioner
 from lfom.core.problems import Examples, JointGram, Objective, Operator, Problem, Quadratic, Tokens
@@ -94,7 +94,10 @@ def readers(depth: int) -> dict[str, Reader]:
 
 
 def memories(depth: int) -> dict[str, Memory]:
-    return linear_memories(3, D, N, depth, COEFFICIENTS) | {"conjugate": Conjugate(1e-6)}
+    return linear_memories(3, D, N, depth, COEFFICIENTS) | {
+        "conjugate": Conjugate(1e-6),
+        "conjugate bank": ConjugateBank(),
+    }
 
 
 def product(matrix: jax.Array, vector: jax.Array) -> jax.Array:
@@ -136,7 +139,7 @@ def refused(reader: str, memory: str, problem: str) -> bool:
     scaled = "jacobi" in reader or "normalised" in reader or reader == "heads"
     if scaled and problem in ("operator without diagonal", "objective"):
         return True
-    return memory == "conjugate" and problem == "objective"
+    return memory.startswith("conjugate") and problem == "objective"
 
 
 def says_why(error: InputError) -> None:
