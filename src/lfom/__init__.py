@@ -16,6 +16,7 @@ from lfom.core.problems import Problem
 from lfom.core.readers import Reader
 from lfom.files import load, save
 from lfom.limits.optimum import exact_optimum, sampled_optimum
+from lfom.limits.worst_case import WorstCase, worst_case
 from lfom.methods import theorems
 from lfom.methods.classical import (
     chebyshev,
@@ -32,6 +33,7 @@ from lfom.methods.classical import (
     ridge,
 )
 from lfom.methods.memformer import linear_transformer, memformer, mixture
+from lfom.methods.optimal import best_constant_step, fast_gradient, item, ogm, ogm_g, silver
 from lfom.prompts.directions import GammaLengths, OnSphere
 from lfom.prompts.distributions import (
     PUBLISHED_SPECTRUM,
@@ -74,6 +76,7 @@ __all__ = [
     "Adaptation",
     "Algorithm",
     "AnyOf",
+    "best_constant_step",
     "chebyshev",
     "Claim",
     "Claims",
@@ -85,6 +88,7 @@ __all__ = [
     "evaluate",
     "exact_optimum",
     "Experiment",
+    "fast_gradient",
     "Fit",
     "fit",
     "GammaLengths",
@@ -95,6 +99,7 @@ __all__ = [
     "heavy_ball",
     "HeavyTailed",
     "InputError",
+    "item",
     "learn",
     "least_squares",
     "LeastSquares",
@@ -113,6 +118,8 @@ __all__ = [
     "mixture",
     "momentum",
     "nesterov",
+    "ogm",
+    "ogm_g",
     "OnSphere",
     "Outcome",
     "parameter",
@@ -137,6 +144,7 @@ __all__ = [
     "sampled_optimum",
     "save",
     "Score",
+    "silver",
     "Solution",
     "TEXT_SPECTRUM",
     "theorems",
@@ -144,4 +152,6 @@ __all__ = [
     "tune",
     "turn",
     "Workbench",
+    "worst_case",
+    "WorstCase",
 ]
