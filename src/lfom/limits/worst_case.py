@@ -14,14 +14,13 @@ import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import clarabel
 import numpy as np
-import scipy.sparse
 
 from lfom.core.arrays import on_host
 from lfom.core.checks import InputError, known
 from lfom.core.methods import Algorithm
 from lfom.core.readers import Reader
+from lfom.limits.semidefinite import Triangle, minimise, positive
 from lfom.methods.optimal import smooth_class
 
 MEASURES = {"value": "f(w) - f*", "gradient": "|grad f(w)|^2", "distance": "|w - w*|^2"}
@@ -30,7 +29,6 @@ POWERS = {  # of L that a worst case for L = 1 is multiplied with
     ("value", "distance"): 1, ("gradient", "distance"): 2, ("distance", "distance"): 0,
     ("value", "value"): 0, ("gradient", "value"): 1, ("distance", "value"): -1,
 }  # fmt: skip
-TOLERANCE = 1e-12  # asked of the solver, which stops earlier where rounding does not let it get there
 GOOD, WORST = 1e-6, 1e-3  # accuracies relative to the value: enough, and too little to be an answer
 SMALLEST = 1e-24  # of the units of a second attempt
 POINTS = 200  # quadratics that are tried
@@ -168,17 +166,19 @@ class Program(NamedTuple):
 
 
 class Found(NamedTuple):
-    """value: of the program, at most `accuracy` too large. slopes: its derivative in H, where it has one."""
+    """value: of the program, at most `accuracy` too large. slopes: its derivative in H, where it has one.
+    multipliers: of the pairs."""
 
     value: float
     accuracy: float
     slopes: np.ndarray
+    multipliers: np.ndarray
 
 
 def largest_error(H: np.ndarray, q: float, measure: str, start: str) -> Found:
     """The worst case for L = 1 and mu = q."""
     if (measure, start, q) == ("distance", "value", 0):  # x* may be anywhere
-        return Found(math.inf, 0.0, np.zeros_like(H))
+        return Found(math.inf, 0.0, np.zeros_like(H), np.zeros(0))
     return solved(program(H, q, measure, start), on_quadratics(H, q, measure, start))
 
 
@@ -230,14 +230,14 @@ def on_quadratics(H: np.ndarray, q: float, measure: str, start: str) -> float:
 def solved(problem: Program, least: float = 0.0) -> Found:
     """The better of two attempts, the second in units in which what the first one found is about 1; made where the
     first does not reach a relative accuracy of `GOOD`. least: what the value is not below."""
-    best = Found(math.inf, math.inf, np.zeros(0))
+    best = Found(math.nan, math.inf, np.zeros(0), np.zeros(0))
     lengths, sizes = np.ones(len(problem.aim)), np.ones(len(problem.aims))
     for _ in range(2):
         G, f, pairs, first = _solution(problem, lengths, sizes)
         upper, lower = _between(problem, G, f, pairs, first)
         accuracy = upper - max(lower, least)
         if -GOOD * upper <= accuracy < best.accuracy:
-            best = Found(upper, max(accuracy, 0.0), _slopes(problem, G, pairs))
+            best = Found(upper, max(accuracy, 0.0), _slopes(problem, G, pairs), pairs)
         if best.accuracy <= GOOD * best.value:
             return best
         lengths, sizes = np.sqrt(np.maximum(np.diag(G), SMALLEST)), np.maximum(np.abs(f), SMALLEST)
@@ -252,33 +252,22 @@ def solved(problem: Program, least: float = 0.0) -> Found:
 def _solution(
     problem: Program, lengths: np.ndarray, sizes: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
-    """What Clarabel finds: G, f, the multipliers of the pairs and that of the start. lengths, sizes: units of the vectors
-    that G is of, and of f."""
-    size, pairs = len(problem.aim), len(problem.i)
-    rows, columns = np.tril_indices(size)  # the upper triangle, column by column
-    weights = np.where(rows == columns, 1.0, np.sqrt(2)) * lengths[rows] * lengths[columns]
+    """What the solver finds: G, f, the multipliers of the pairs and that of the start. lengths, sizes: units of the
+    vectors that G is of, and of f."""
+    triangle, pairs = Triangle(len(problem.aim), lengths), len(problem.i)
 
-    def flat(matrices: np.ndarray, values: np.ndarray) -> np.ndarray:
-        return np.concatenate([matrices[..., rows, columns] * weights, values * sizes], axis=-1)
+    def rows(matrices: np.ndarray, values: np.ndarray) -> np.ndarray:
+        return np.concatenate([triangle.form(matrices), values * sizes], axis=-1)
 
-    above, aim = flat(problem.forms, problem.values), flat(problem.aim, problem.aims)
-    cone = np.eye(len(rows), len(aim))
-    A = scipy.sparse.csc_matrix(np.concatenate([above, flat(problem.first, problem.firsts)[None], -cone]))
-    b = np.zeros(len(cone) + pairs + 1)
+    aim, first = rows(problem.aim, problem.aims), rows(problem.first, problem.firsts)
+    cone = np.eye(len(triangle), len(aim))
+    A = np.concatenate([rows(problem.forms, problem.values), first[None], -cone])
+    b = np.zeros(len(A))
     b[pairs] = 1
-    scale = 1 / np.abs(aim).max()
-    settings = clarabel.DefaultSettings()
-    settings.verbose = False
-    settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = TOLERANCE
-    nothing = scipy.sparse.csc_matrix((len(aim), len(aim)))
-    cones = [clarabel.NonnegativeConeT(pairs + 1), clarabel.PSDTriangleConeT(size)]
-    solution = clarabel.DefaultSolver(nothing, -aim * scale, A, b, cones, settings).solve()
-    x, z = np.asarray(solution.x), np.maximum(np.asarray(solution.z)[: pairs + 1], 0) / scale
-    G = np.zeros((size, size))
-    G[rows, columns] = G[columns, rows] = (
-        x[: len(rows)] * lengths[rows] * lengths[columns] / np.where(rows == columns, 1.0, np.sqrt(2))
-    )
-    return G, x[len(rows) :] * sizes, z[:-1], float(z[-1])
+    scale = np.abs(aim).max()
+    x, z = minimise(None, -aim / scale, A, b, [positive(pairs + 1), triangle.cone])
+    z = np.maximum(z[: pairs + 1], 0) * scale
+    return triangle.matrix(x[: len(triangle)]), x[len(triangle) :] * sizes, z[:-1], float(z[-1])
 
 
 def _between(

@@ -55,12 +55,13 @@ def ogm(steps: int, smoothness: float = 1.0) -> Method:
 
     >>> import lfom
     >>> round(lfom.worst_case(lfom.ogm(2)), 4)
-    0.0387
+    0.0619
     """
-    return lfom(-_ogm_points(checks.count("steps", steps)) / smooth_class(smoothness)[0])
+    return lfom(-ogm_points(checks.count("steps", steps)) / smooth_class(smoothness)[0])
 
 
-def _ogm_points(steps: int) -> np.ndarray:
+def ogm_points(steps: int) -> np.ndarray:
+    """x_1 ... x_N of OGM."""
     theta, units = thetas(steps), np.eye(steps)
     x, y, points = np.zeros(steps), np.zeros(steps), []
     for k in range(steps):
@@ -79,7 +80,7 @@ def ogm_g(steps: int, smoothness: float = 1.0) -> Method:
     Its steps are those of OGM in the opposite order: the coefficient of gradient j in step k is OGM's of
     gradient N-1-k in step N-1-j.
     """
-    points = _ogm_points(checks.count("steps", steps))
+    points = ogm_points(checks.count("steps", steps))
     increments = np.diff(points, axis=0, prepend=0)
     return lfom(-np.cumsum(increments[::-1, ::-1].T, axis=0) / smooth_class(smoothness)[0])
 
