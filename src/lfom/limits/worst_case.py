@@ -133,11 +133,11 @@ def _multiples(reader: Reader, depth: int) -> tuple[np.ndarray, bool]:
     if single is not None:
         sizes = np.asarray(single.A.all_layers(depth, 1)[:, 0, 0], np.float64)
         M = plain.get("matrix")
-    else:  # one matrix per layer: multiples of one, or not
+    else:  # one matrix per layer: multiples of the first, or not
         matrices = np.asarray(plain["matrices"], np.float64)[:depth]
-        M = matrices[np.argmax(np.abs(matrices).max(axis=(1, 2)))]
+        M = matrices[0]
         sizes = np.sum(matrices * M, axis=(1, 2)) / np.sum(M * M)
-        if np.abs(matrices - sizes[:, None, None] * M).max() > ALIKE * np.abs(M).max():
+        if not np.abs(matrices - sizes[:, None, None] * M).max() <= ALIKE * np.abs(matrices).max():
             raise InputError("its matrices A_l differ between layers by more than a number.")
     if M is None:
         return sizes, bool(plain)
