@@ -15,7 +15,7 @@ import numpy as np
 
 from lfom.core.checks import InputError
 from lfom.limits.semidefinite import Triangle, minimise, positive, zeros
-from lfom.limits.worst_case import Found, Program, largest_error, program
+from lfom.limits.worst_case import Estimation, Found, largest_error, program
 from lfom.methods.optimal import ogm_points
 
 Loss = Callable[[np.ndarray], tuple[float, np.ndarray]]  # of a table, and its slopes
@@ -108,7 +108,7 @@ def _step(
     return x[pairs:], float(z[values + pairs])
 
 
-def certificate_slopes(problem: Program, multipliers: np.ndarray) -> np.ndarray:
+def certificate_slopes(problem: Estimation, multipliers: np.ndarray) -> np.ndarray:
     """The derivative of S in every entry of the lower triangle of the table, (entries, size, size), for q = 0."""
     X, g, i, j = problem.X, problem.g, problem.i, problem.j
     pulls, steps = np.zeros_like(X), len(problem.aims) - 1

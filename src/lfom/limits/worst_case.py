@@ -147,7 +147,7 @@ def _multiples(reader: Reader, depth: int) -> tuple[np.ndarray, bool]:
     return sizes, True
 
 
-class Program(NamedTuple):
+class Estimation(NamedTuple):
     """Maximise <aim, G> + aims.f over Gram matrices G and values f with <forms[p], G> + values[p].f <= 0 for every
     pair p and <first, G> + firsts.f <= 1. X, g: points and gradients, over what G is of; i, j: the pairs of points."""
 
@@ -182,7 +182,7 @@ def largest_error(H: np.ndarray, q: float, measure: str, start: str) -> Found:
     return solved(program(H, q, measure, start), on_quadratics(H, q, measure, start))
 
 
-def program(H: np.ndarray, q: float, measure: str, start: str) -> Program:
+def program(H: np.ndarray, q: float, measure: str, start: str) -> Estimation:
     """The program of a method. Points are 0 ... N, then x*; G is of x_0 - x*, g_0, ..., g_N.
 
     From a value and without strong convexity, x_0 - x* is in no inequality but those of x* above the others, and
@@ -208,7 +208,7 @@ def program(H: np.ndarray, q: float, measure: str, start: str) -> Program:
         "distance": (_form(X[-2], X[-2]), none),
     }[measure]
     first, firsts = (_form(X[0], X[0]), none) if start == "distance" else (nothing, f[0])
-    return Program(forms, (1 - q) * (f[j] - f[i]), aim, aims, first, firsts, X, g, i, j, q, measure)
+    return Estimation(forms, (1 - q) * (f[j] - f[i]), aim, aims, first, firsts, X, g, i, j, q, measure)
 
 
 def _form(u: np.ndarray, v: np.ndarray) -> np.ndarray:
@@ -227,7 +227,7 @@ def on_quadratics(H: np.ndarray, q: float, measure: str, start: str) -> float:
     return float(np.max(values if start == "distance" else values * 2 / t))
 
 
-def solved(problem: Program, least: float = 0.0) -> Found:
+def solved(problem: Estimation, least: float = 0.0) -> Found:
     """The better of two attempts, the second in units in which what the first one found is about 1; made where the
     first does not reach a relative accuracy of `GOOD`. least: what the value is not below."""
     best = Found(math.nan, math.inf, np.zeros(0), np.zeros(0))
@@ -250,7 +250,7 @@ def solved(problem: Program, least: float = 0.0) -> Found:
 
 
 def _solution(
-    problem: Program, lengths: np.ndarray, sizes: np.ndarray
+    problem: Estimation, lengths: np.ndarray, sizes: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
     """What the solver finds: G, f, the multipliers of the pairs and that of the start. lengths, sizes: units of the
     vectors that G is of, and of f."""
@@ -271,7 +271,7 @@ def _solution(
 
 
 def _between(
-    problem: Program, G: np.ndarray, f: np.ndarray, pairs: np.ndarray, first: float
+    problem: Estimation, G: np.ndarray, f: np.ndarray, pairs: np.ndarray, first: float
 ) -> tuple[float, float]:
     """Two numbers with the worst case between them, for errors that are small.
 
@@ -289,7 +289,7 @@ def _between(
     return float(max(upper, reached)), float(reached)
 
 
-def _slopes(problem: Program, G: np.ndarray, pairs: np.ndarray) -> np.ndarray:
+def _slopes(problem: Estimation, G: np.ndarray, pairs: np.ndarray) -> np.ndarray:
     """The derivative in H: that of the Lagrangian, at the worst function and the multipliers. Where several
     functions are worst, or several multipliers belong to one, there is no derivative, and this is not one."""
     (X, g, i, j, q), steps = problem[6:11], len(problem.aims) - 1
