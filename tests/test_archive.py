@@ -30,7 +30,7 @@ from lfom.files import CLASSES, MOST_LAYERS, read
 from lfom.limits.optimum import exact_optimum, with_preconditioner
 from lfom.solving.certificate import Certificate
 from lfom.solving.kinds import SYSTEMS
-from lfom.solving.records import Accuracy, Record
+from lfom.solving.records import Accuracy, Bound, Record
 from lfom.solving.structures import Structure
 from lfom.training import State
 from tests.test_checkpoints import checkpoint, unfinished
@@ -83,9 +83,8 @@ def things() -> Iterator[Any]:
         0, 0, 0, np.zeros((0, 0, 0)), {"inf": np.array([np.inf])}, ({"nan": float("nan"), "list": [1]},)
     )
     record = Record(60, 0, Accuracy((1.0,), (0.5,), (2.0,), 12, "held out"), (("scalar", -1.5),), ("few",))
-    learned = Learned(
-        steps(3), Structure("scalar"), SYSTEMS, (2,), 1e-6, record, Certificate((1.0,), (0.1, 0.9))
-    )
+    certificate, bound = Certificate((1.0,), (0.1, 0.9)), Bound(0.1, 0.09, 1e-9, 2.0)
+    learned = Learned(steps(3), Structure("scalar"), SYSTEMS, (2,), 1e-6, record, certificate, bound)
     yield dataclasses.replace(experts[0], learned=learned)
 
 

@@ -1,8 +1,11 @@
 """The worst case over smooth convex functions: closed forms, functions that reach it or stay below, laws, refusals."""
 
 import dataclasses
+import json
 import math
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,8 +14,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 import lfom
+from lfom.cli import app
 from lfom.core.arrays import as_array
 from lfom.core.coefficients import Pair, Scalar
 from lfom.core.memories import Bank, Forget, Register, scalar_bank
@@ -32,7 +37,6 @@ from lfom.limits.worst_case import (
 )
 from lfom.methods.optimal import constant_step_bounds, ogm_bound, ogm_points
 from lfom.solving.bounded import Bounded
-from lfom.solving.losses import hessians
 from lfom.solving.spectra import extreme_eigenvalues
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -561,12 +565,39 @@ def test_the_best_table_under_a_bound_of_a_known_problem() -> None:
     assert best_under(loss, 1, 2.0)[0, 0] == pytest.approx(1 / t, abs=1e-2)
 
 
+def test_the_page_runs_from_top_to_bottom(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parent.parent / "docs" / "guarantees.md").read_text("utf8")
+    space: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(block, space)
+    assert "(worst case)" in capsys.readouterr().out
+
+
+def test_the_command_line_takes_a_bound(tmp_path: Path) -> None:
+    problems = regressions(12)
+    np.savez(tmp_path / "problems.npz", X=np.asarray(problems.X), y=np.asarray(problems.y))
+    out, bound = tmp_path / "method.safetensors", 2 * ogm_bound(2)
+    options = ["--steps", "2", "--worst-case", str(bound), "--out", str(out), "--json"]
+    answer = CliRunner().invoke(app, ["learn", str(tmp_path / "problems.npz"), *options])
+    assert answer.exit_code == 0, answer.output
+    told = json.loads(answer.stdout)["worst_case"]
+    assert told["asked"] == bound
+    assert told["worst_case"] <= bound
+    shown = CliRunner().invoke(app, ["inspect", str(out), "--no-plot"])
+    assert "(worst case)" in " ".join(shown.stdout.split())
+    plain = CliRunner().invoke(app, ["learn", str(tmp_path / "problems.npz"), "--worst-case", "0.001"])
+    assert plain.exit_code != 0
+
+
 def test_extreme_eigenvalues_survive_convergence() -> None:
-    """Lanczos' coefficients are those of rounding once nothing is left."""
+    """Lanczos' coefficients are those of rounding once nothing is left: here after six steps of forty."""
+    rng = np.random.default_rng(0)
+    eigenvalues = np.concatenate([np.full(60, 0.01), [0.1, 0.2, 0.4, 0.7, 1.0]])
+    turns = [np.linalg.qr(rng.normal(size=(65, 65)))[0] for _ in range(20)]
+    A = np.stack([(Q * eigenvalues) @ Q.T for Q in turns]).astype(np.float32)
     with jax.enable_x64(False):
-        problems = losses(4)
-        learner: Any = problems.learner(2, 0)
-        operators = hessians(learner.each, 0 * learner.w, learner.w)
-        found = extreme_eigenvalues(operators, Gradient(Identity()))[1]
-    X = np.asarray(problems.data["X"])
-    assert found == pytest.approx(max(np.linalg.eigvalsh(x.T @ x / 60)[-1] for x in X) + 0.1, rel=1e-4)
+        problems = lfom.LinearSystems(lambda A, v: A @ v, A.sum(axis=2), data=jnp.asarray(A))
+        low, high, exact = extreme_eigenvalues(problems.each(), Gradient(Identity()))
+    assert not exact
+    assert high == pytest.approx(1.0, rel=1e-3)
+    assert low == pytest.approx(0.01, rel=1e-2)

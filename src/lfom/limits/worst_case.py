@@ -30,7 +30,10 @@ POWERS = {  # of L that a worst case for L = 1 is multiplied with
     ("value", "value"): 0, ("gradient", "value"): 1, ("distance", "value"): -1,
 }  # fmt: skip
 GOOD, WORST = 1e-6, 1e-3  # accuracies relative to the value: enough, and too little to be an answer
-SMALLEST = 1e-24  # of the units of a second attempt
+SMALLEST = 1e-4  # unit of a second attempt, squared for lengths
+NEGLIGIBLE = (
+    1e-4  # accuracy that is always enough: of what is so small beside the start, few digits can be had
+)
 POINTS = 200  # quadratics that are tried
 ALIKE = 1e-5  # of matrices that are multiples of one
 
@@ -241,7 +244,7 @@ def solved(problem: Estimation, least: float = 0.0) -> Found:
         if best.accuracy <= GOOD * best.value:
             return best
         lengths, sizes = np.sqrt(np.maximum(np.diag(G), SMALLEST)), np.maximum(np.abs(f), SMALLEST)
-    if not best.accuracy <= WORST * best.value + GOOD:
+    if not best.accuracy <= max(WORST * best.value, NEGLIGIBLE):
         raise InputError(
             f"the worst case could not be computed: it is at least {least:.3g}. The steps are too large or too many, or "
             "mu and L too far apart, for the digits of the solver."
