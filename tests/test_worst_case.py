@@ -23,6 +23,8 @@ from lfom.core.coefficients import Pair, Scalar
 from lfom.core.memories import Bank, Forget, Register, scalar_bank
 from lfom.core.preconditioners import Diagonal, Full, Identity, One, Scaled, Shared
 from lfom.core.readers import Gradient, Heads, Jacobi, Normalised
+from lfom.experiments import guarantee
+from lfom.experiments.workbench import TRAININGS, Workbench
 from lfom.limits.under_bound import best_under, certificate_slopes, table_of
 from lfom.limits.worst_case import (
     MEASURES,
@@ -254,7 +256,7 @@ def test_where_gradients_are_taken_counts_and_not_the_answers_between() -> None:
     method = lfom.nesterov(0.8, 0.5, steps=3)
     H, _ = points(method)
     _, slope = huber(0.3)
-    x0 = np.asarray([2.0])
+    x0 = np.asarray([0.6])  # its gradients change on the way
     w, before = x0, x0
     for k in range(3):
         v = w + (0.5 * (w - before) if k else 0)
@@ -484,7 +486,7 @@ def test_learned_methods_keep_their_bound_and_use_it(under: dict[float, lfom.Met
 
 def test_the_promise_states_both_and_is_saved(under: dict[float, lfom.Method], tmp_path: Any) -> None:
     bound, method = next(iter(under.items()))
-    assert f"f(w) - f* <= {bound:.4g} L |w_0 - w*|^2" in method.promise
+    assert f"after 3 steps f(w) - f* <= {bound:.4g} L |w_0 - w*|^2" in method.promise
     assert "12 problems held out" in method.promise
     assert "eigenvalues of M A" in method.promise
     method.save(tmp_path / "bounded.safetensors")
@@ -563,6 +565,26 @@ def test_the_best_table_under_a_bound_of_a_known_problem() -> None:
 
     assert best_under(loss, 1, bound)[0, 0] == pytest.approx(1 + np.sqrt(2 * bound), abs=1e-4)
     assert best_under(loss, 1, 2.0)[0, 0] == pytest.approx(1 / t, abs=1e-2)
+
+
+def test_the_experiment_sees_what_is_kept_and_what_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny = {"STEPS": 2, "LEARNING": 12, "FACTORS": (1.05, 50.0), "ITERATIONS": 2, "NOTHING": 1e3}
+    tiny |= {"HELD_OUT": {"quick": 8}, "RUNS": {"quick": 2}}
+    for name, value in tiny.items():
+        monkeypatch.setattr(guarantee, name, value)
+    guarantee.promises.cache_clear()
+    outcome = guarantee.Guarantee().run(Workbench())
+    guarantee.promises.cache_clear()
+    verdicts = {claim.id: claim.verdict for claim in outcome.claims}
+    assert verdicts["guarantee-kept"] == verdicts["guarantee-better-than-ogm"] == "holds"
+    assert verdicts["guarantee-none-without-bound"] != "holds"  # hardly trained, it promises something
+    places = {row.curve: sorted({r.x for r in outcome.rows if r.curve == row.curve}) for row in outcome.rows}
+    assert places["OGM"] == [1.0]
+    assert places["GD"][0] == pytest.approx(0.1 / ogm_bound(2), rel=1e-5)
+    assert places[guarantee.LEARNED] == sorted({1.05, 50.0, *places["GD"], *places["Fast gradient"]})
+    assert all(row.prompts == 8 and row.run in (0, 1) for row in outcome.rows)
+    none = guarantee.Guarantee().run(Workbench(trainings={"paper": TRAININGS["paper"]}))
+    assert not none.rows
 
 
 def test_the_page_runs_from_top_to_bottom(capsys: pytest.CaptureFixture[str]) -> None:

@@ -54,7 +54,9 @@ def promise_of(method: Algorithm) -> str:
         f"the {facts.kind.measure} of {accuracy.problems} problems {accuracy.how} is {accuracy.median[-1]:.3g} of the "
         f"start's (median; quartiles {accuracy.lower[-1]:.3g} to {accuracy.upper[-1]:.3g})"
     )
-    return f"{facts.bound}; {usual}" + (f"; {_without_bound(method)}" if facts.kind.quadratic else "")
+    return f"after {method.steps} steps {facts.bound}; {usual}" + (
+        f"; {_without_bound(method)}" if facts.kind.quadratic else ""
+    )
 
 
 def _without_bound(method: Algorithm) -> str:
