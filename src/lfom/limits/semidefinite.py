@@ -1,12 +1,10 @@
 """Semidefinite programs by Clarabel: symmetric matrices as vectors, and one call."""
 
-from typing import Any
-
-import clarabel
 import numpy as np
-import scipy.sparse
 
 TOLERANCE = 1e-12  # asked of the solver, which stops earlier where rounding does not let it get there
+CONES = {"zero": "ZeroConeT", "positive": "NonnegativeConeT", "semidefinite": "PSDTriangleConeT"}
+Cones = list[tuple[str, int]]  # a name of these, and how many rows, or the size of the matrix
 
 
 class Triangle:
@@ -18,7 +16,7 @@ class Triangle:
         units = np.broadcast_to(lengths, size)
         self.units = units[self.rows] * units[self.columns]
         self.weights = np.where(self.rows == self.columns, 1.0, np.sqrt(2))
-        self.cone, self.size = clarabel.PSDTriangleConeT(size), size
+        self.size = size
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -35,22 +33,17 @@ class Triangle:
 
 
 def minimise(
-    P: np.ndarray | None, q: np.ndarray, A: np.ndarray, b: np.ndarray, cones: list[Any]
+    P: np.ndarray | None, q: np.ndarray, A: np.ndarray, b: np.ndarray, cones: Cones
 ) -> tuple[np.ndarray, np.ndarray]:
     """min x.Px / 2 + q.x with b - A x in the cones: x and the multipliers. Whether they are any good is for the caller
     to look at; the solver's word is not asked."""
+    import clarabel  # here: `import lfom` need not wait for them
+    from scipy.sparse import csc_matrix
+
     settings = clarabel.DefaultSettings()
     settings.verbose = False
     settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = TOLERANCE
-    quadratic = scipy.sparse.csc_matrix((len(q), len(q)) if P is None else np.triu(P))
-    solver = clarabel.DefaultSolver(quadratic, q, scipy.sparse.csc_matrix(A), b, cones, settings)
-    solution = solver.solve()
+    quadratic = csc_matrix((len(q), len(q)) if P is None else np.triu(P))
+    within = [getattr(clarabel, CONES[name])(count) for name, count in cones]
+    solution = clarabel.DefaultSolver(quadratic, q, csc_matrix(A), b, within, settings).solve()
     return np.asarray(solution.x), np.asarray(solution.z)
-
-
-def zeros(count: int) -> Any:
-    return clarabel.ZeroConeT(count)
-
-
-def positive(count: int) -> Any:
-    return clarabel.NonnegativeConeT(count)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 
 from lfom.core.checks import InputError
-from lfom.limits.semidefinite import Triangle, minimise, positive, zeros
+from lfom.limits.semidefinite import Triangle, minimise
 from lfom.limits.worst_case import Estimation, Found, largest_error, program
 from lfom.methods.optimal import ogm_points
 
@@ -104,7 +104,8 @@ def _step(
     P = np.zeros((pairs + len(B),) * 2)
     P[pairs:, pairs:] = B
     q = np.concatenate([np.zeros(pairs), slopes])
-    x, z = minimise(P, q, A, b, [zeros(values), positive(pairs), triangle.cone])
+    cones = [("zero", values), ("positive", pairs), ("semidefinite", triangle.size)]
+    x, z = minimise(P, q, A, b, cones)
     return x[pairs:], float(z[values + pairs])
 
 

@@ -20,7 +20,7 @@ from lfom.core.arrays import on_host
 from lfom.core.checks import InputError, known
 from lfom.core.methods import Algorithm
 from lfom.core.readers import Reader
-from lfom.limits.semidefinite import Triangle, minimise, positive
+from lfom.limits.semidefinite import Triangle, minimise
 from lfom.methods.optimal import smooth_class
 
 MEASURES = {"value": "f(w) - f*", "gradient": "|grad f(w)|^2", "distance": "|w - w*|^2"}
@@ -268,7 +268,8 @@ def _solution(
     b = np.zeros(len(A))
     b[pairs] = 1
     scale = np.abs(aim).max()
-    x, z = minimise(None, -aim / scale, A, b, [positive(pairs + 1), triangle.cone])
+    cones = [("positive", pairs + 1), ("semidefinite", triangle.size)]
+    x, z = minimise(None, -aim / scale, A, b, cones)
     z = np.maximum(z[: pairs + 1], 0) * scale
     return triangle.matrix(x[: len(triangle)]), x[len(triangle) :] * sizes, z[:-1], float(z[-1])
 

@@ -5,7 +5,6 @@ x_0 minus the row times the gradients, in steps of 1/L.
 """
 
 import numpy as np
-from scipy.optimize import brentq
 
 from lfom.core import checks
 from lfom.core.arrays import as_array
@@ -151,6 +150,8 @@ def silver(steps: int, smoothness: float = 1.0) -> Method:
 def best_constant_step(steps: int, smoothness: float = 1.0, strong_convexity: float = 0.0) -> Method:
     """Gradient descent with the constant step h / L whose worst case of f(x_N) - f* from |x_0 - x*| is smallest:
     where the two numbers of `constant_step_bounds` meet."""
+    from scipy.optimize import brentq  # here: `import lfom` need not wait for it
+
     steps, (L, mu) = checks.count("steps", steps), smooth_class(smoothness, strong_convexity)
 
     def difference(h: float) -> float:
