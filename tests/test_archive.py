@@ -23,6 +23,7 @@ from lfom.cli import app
 from lfom.core import archive, coefficients, memories, preconditioners, readers
 from lfom.core.checks import InputError
 from lfom.core.content import described
+from lfom.core.kernels import KERNELS
 from lfom.core.methods import Learned
 from lfom.core.user_code import classes_of, module_of
 from lfom.core.vectors import vector_of
@@ -30,7 +31,7 @@ from lfom.files import CLASSES, MOST_LAYERS, read
 from lfom.limits.optimum import exact_optimum, with_preconditioner
 from lfom.solving.certificate import Certificate
 from lfom.solving.kinds import SYSTEMS
-from lfom.solving.records import Accuracy, Record
+from lfom.solving.records import Accuracy, Bound, Record
 from lfom.solving.structures import Structure
 from lfom.training import State
 from tests.test_checkpoints import checkpoint, unfinished
@@ -53,6 +54,11 @@ def things() -> Iterator[Any]:
     yield lfom.PerPrompt(lfom.mixture(experts))
     yield lfom.PerRun(experts[:1] * 3)
     yield lfom.memformer(2, 40, memory="conjugate", key=key)
+    for name in KERNELS:
+        yield lfom.memformer(2, 2, reader=name, memory="conjugate-bank", key=key)
+    numbers = preconditioners.Scaled(steps(2))
+    yield lfom.Method(readers.LabelAttention(numbers, steps(2), "relu"), memories.Forget(steps(2)), 2)  # type: ignore[call-arg,arg-type]
+    yield lfom.PosteriorMean(lfom.GaussianKernel(0.5), 0.1)
     two, grid = steps(2, 2), steps(2, 2)
     for A in (
         preconditioners.Identity(),
@@ -75,6 +81,7 @@ def things() -> Iterator[Any]:
     yield lfom.AnyOf([lfom.HeavyTailed(base, 5), lfom.RandomScale(base, 0.5, 2.0)])
     yield lfom.AnyOf([lfom.OnSphere([1.0, 0.5], 8), lfom.GammaLengths([1.0, 0.5], 8)])
     yield lfom.GaussianMixture([[0.0, 1.0]], [1.0], [1.0], 8)
+    yield lfom.GaussianProcess(2, 8, lfom.GaussianKernel(0.5))
     yield checkpoint()
     yield dataclasses.replace(unfinished(), optimiser=lfom.Adam(steps=7))
     vectors = np.stack([[vector_of(experts[0])] * 2] * 3)
@@ -83,9 +90,8 @@ def things() -> Iterator[Any]:
         0, 0, 0, np.zeros((0, 0, 0)), {"inf": np.array([np.inf])}, ({"nan": float("nan"), "list": [1]},)
     )
     record = Record(60, 0, Accuracy((1.0,), (0.5,), (2.0,), 12, "held out"), (("scalar", -1.5),), ("few",))
-    learned = Learned(
-        steps(3), Structure("scalar"), SYSTEMS, (2,), 1e-6, record, Certificate((1.0,), (0.1, 0.9))
-    )
+    certificate, bound = Certificate((1.0,), (0.1, 0.9)), Bound(0.1, 0.09, 1e-9, 2.0)
+    learned = Learned(steps(3), Structure("scalar"), SYSTEMS, (2,), 1e-6, record, certificate, bound)
     yield dataclasses.replace(experts[0], learned=learned)
 
 

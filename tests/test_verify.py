@@ -17,7 +17,7 @@ def test_every_statement_holds(name: str, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(verify, "CHECKS", {name: verify.CHECKS[name]})
     (check,) = verify.verify(seed=0, rounds=1)
     assert check.ok
-    assert check.max_error <= check.tolerance == 1e-10
+    assert check.max_error <= check.tolerance == (1e-7 if name.startswith("Worst case") else 1e-10)
     assert check.as_dict() == {
         "name": name,
         "max_error": check.max_error,

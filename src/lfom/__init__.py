@@ -24,6 +24,7 @@ from lfom.core.readers import Reader
 from lfom.files import load, save
 from lfom.limits.optimum import exact_optimum, sampled_optimum
 from lfom.limits.posterior import PosteriorMean
+from lfom.limits.worst_case import WorstCase, worst_case
 from lfom.methods import theorems
 from lfom.methods.classical import (
     chebyshev,
@@ -40,6 +41,7 @@ from lfom.methods.classical import (
     ridge,
 )
 from lfom.methods.memformer import linear_transformer, memformer, mixture
+from lfom.methods.optimal import best_constant_step, fast_gradient, item, ogm, ogm_g, silver
 from lfom.prompts.directions import GammaLengths, OnSphere
 from lfom.prompts.distributions import (
     PUBLISHED_SPECTRUM,
@@ -84,6 +86,7 @@ __all__ = [
     "Algorithm",
     "AnyOf",
     "ArcCosineKernel",
+    "best_constant_step",
     "chebyshev",
     "Claim",
     "Claims",
@@ -96,6 +99,7 @@ __all__ = [
     "exact_optimum",
     "Experiment",
     "ExponentialKernel",
+    "fast_gradient",
     "Fit",
     "fit",
     "GammaLengths",
@@ -109,6 +113,7 @@ __all__ = [
     "HeavyTailed",
     "InputError",
     "Kernel",
+    "item",
     "learn",
     "least_squares",
     "LeastSquares",
@@ -128,6 +133,8 @@ __all__ = [
     "mixture",
     "momentum",
     "nesterov",
+    "ogm",
+    "ogm_g",
     "OnSphere",
     "Outcome",
     "parameter",
@@ -153,6 +160,7 @@ __all__ = [
     "sampled_optimum",
     "save",
     "Score",
+    "silver",
     "Solution",
     "TEXT_SPECTRUM",
     "theorems",
@@ -160,4 +168,6 @@ __all__ = [
     "tune",
     "turn",
     "Workbench",
+    "worst_case",
+    "WorstCase",
 ]

@@ -24,7 +24,7 @@ from lfom.limits.posterior import PosteriorMean
 from lfom.prompts import directions, distributions, functions, shifts
 from lfom.solving.certificate import Certificate
 from lfom.solving.kinds import Kind
-from lfom.solving.records import Accuracy, Record
+from lfom.solving.records import Accuracy, Bound, Record
 from lfom.solving.structures import Structure
 from lfom.training import Adam, Fit, LeastSquares, State
 from lfom.training.checkpoints import Checkpoint
@@ -43,9 +43,9 @@ MODULES = (
     functions,
     shifts,
 )
-OTHERS = (PerRun, Optimum, Horner, PosteriorMean, PerPrompt, Adam, LeastSquares, State, Fit, Checkpoint, Certificate, Kind, Accuracy, Record, Structure)  # fmt: skip
+OTHERS = (PerRun, Optimum, Horner, PosteriorMean, PerPrompt, Adam, LeastSquares, State, Fit, Checkpoint, Certificate, Kind, Accuracy, Bound, Record, Structure)  # fmt: skip
 LEARNED: dict[str, Any] = {
-    "structure": Structure, "kind": Kind, "record": Record, "certificate": Certificate | None,
+    "structure": Structure, "kind": Kind, "record": Record, "certificate": Certificate | None, "bound": Bound | None,
 }  # fmt: skip  # the core, which declares the fields, does not know these classes
 OWN = (x for m in MODULES for x in vars(m).values() if isinstance(x, type) and x.__module__ == m.__name__)
 CLASSES: dict[str, type] = {x.__name__: x for x in (*OTHERS, *OWN) if dataclasses.is_dataclass(x)}

@@ -1,5 +1,6 @@
 """lfom inspect: what a learned method is, how accurate it is, and what it promises."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -71,6 +72,9 @@ def described(method: Algorithm) -> dict[str, Any]:
         "contraction": None if certificate is None else certificate.contraction,
         "eigenvalues_seen": None if seen is None else list(seen),
         "eigenvalues_exact": None if certificate is None or seen is None else certificate.exact,
+        "worst_case": None
+        if method.facts is None or method.facts.bound is None
+        else asdict(method.facts.bound),
         "smallest_tolerance": method.floor,
         "warnings": list(method.warnings),
     }

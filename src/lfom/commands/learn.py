@@ -19,6 +19,9 @@ def learn_command(
     structure: Annotated[
         str, typer.Option(help="auto, or names with commas: scalar, diagonal, preconditioned, conjugate.")
     ] = "auto",
+    worst_case: Annotated[
+        float | None, typer.Option(help="Bound on f(w) - f* over L |w - w*|^2 for every smooth convex f.")
+    ] = None,
     seed: Seed = 0,
     force: Force = False,
     as_json: AsJsonTables = False,
@@ -31,7 +34,7 @@ def learn_command(
         batch = read_problems(problems)
         names = structure if structure == "auto" else [name.strip() for name in structure.split(",")]
         with Console(stderr=True).status("reading") as status:
-            method = learn(batch, steps, names, seed, watch=status.update)
+            method = learn(batch, steps, names, seed, worst_case=worst_case, watch=status.update)
         method.save(out, force)
     if as_json:
         print_json(described(method))

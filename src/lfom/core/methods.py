@@ -28,7 +28,7 @@ class Learned(eqx.Module):
     """What `lfom.learn` knows of a method beside its numbers.
 
     range: the smallest, the typical and the largest size of the problems that it was learned from (see
-    lfom.solving.systems.gauge). structure, kind, record, certificate: see lfom.solving. shape: of the
+    lfom.solving.systems.gauge). structure, kind, record, certificate, bound: see lfom.solving. shape: of the
     unknowns. floor: the smallest tolerance that this precision reaches on this family.
     """
 
@@ -39,6 +39,7 @@ class Learned(eqx.Module):
     floor: float = eqx.field(static=True)
     record: Any = eqx.field(static=True)
     certificate: Any = eqx.field(static=True, default=None)
+    bound: Any = eqx.field(static=True, default=None)
 
 
 class Algorithm(eqx.Module):

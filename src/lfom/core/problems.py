@@ -107,10 +107,8 @@ def read_as(like: Array, found: Any, name: str) -> Any:
     return found
 
 
-def read_direction(state: Iterate, found: Any, name: str) -> Direction:
+def read_along(state: Iterate, found: Direction, name: str) -> Direction:
     """The same for a direction of iterates."""
-    if not isinstance(found, Direction):  # a user's reader may return anything
-        raise InputError(f"{name} returns a {type(found).__name__}: return a Direction(Track(change of w)).")
     read_as(state.context.w, found.context.w, name)
     return found
 
@@ -244,7 +242,7 @@ class IterateProblem(Problem):
         return self.gradient(w) if step.image is None else gradient + step.image
 
     def read(self, reader: Any, state: Iterate) -> Direction:
-        return read_direction(state, reader.on_iterates(state, self), f"{type(reader).__name__}.on_iterates")
+        return read_along(state, reader.on_iterates(state, self), f"{type(reader).__name__}.on_iterates")
 
     def times(self, coefficient: Any, direction: Direction) -> Direction:
         return coefficient.on_iterates(direction)
@@ -390,7 +388,7 @@ class KernelMatrix(Quadratic):
         return KernelMatrix(K[:-1] / n, y / n, K[-1:], target[None])
 
     def read(self, reader: Any, state: Iterate) -> Direction:
-        return read_direction(state, reader.on_kernel(state, self), f"{type(reader).__name__}.on_kernel")
+        return read_along(state, reader.on_kernel(state, self), f"{type(reader).__name__}.on_kernel")
 
     def times(self, coefficient: Any, direction: Direction) -> Direction:
         return coefficient.on_kernel(direction)

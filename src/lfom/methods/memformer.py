@@ -73,10 +73,10 @@ def memformer(
     checks.known("memory", memory, MEMORIES)
     checks.known("preconditioner", preconditioner, PRECONDITIONERS)
     checks.known("gamma", gamma, GAMMAS)
-    kernel = reader if isinstance(reader, Kernel) else None  # what a user hands over: a name, or a kernel
-    if kernel is None:
-        checks.known("reader", str(reader), READERS)
-        kernel = KERNELS.get(str(reader))
+    kernel: Any = reader
+    if isinstance(reader, str):
+        checks.known("reader", reader, READERS)
+        kernel = KERNELS.get(reader)
     if scale is None:
         scale = 1e-4 if reader == "sparse" or kernel is not None else 0.15
     of_sparse = {

@@ -46,7 +46,20 @@ def certificate_of(method: Algorithm) -> Certificate | None:
 
 
 def promise_of(method: Algorithm) -> str:
-    """What is known of every problem before it is solved, in words."""
+    """What is known of every problem before it is solved, in words; a worst case with what is usual beside it."""
+    if method.facts is None or method.facts.bound is None:
+        return _without_bound(method)
+    facts, accuracy = method.facts, method.facts.record.accuracy
+    usual = (
+        f"the {facts.kind.measure} of {accuracy.problems} problems {accuracy.how} is {accuracy.median[-1]:.3g} of the "
+        f"start's (median; quartiles {accuracy.lower[-1]:.3g} to {accuracy.upper[-1]:.3g})"
+    )
+    return f"after {method.steps} steps {facts.bound}; {usual}" + (
+        f"; {_without_bound(method)}" if facts.kind.quadratic else ""
+    )
+
+
+def _without_bound(method: Algorithm) -> str:
     if method.facts is not None and not method.facts.kind.quadratic:
         return "none before the solve: the loss is checked afterwards and is never above the start's"
     certificate = certificate_of(method)

@@ -15,7 +15,7 @@ from jax import Array
 from jaxtyping import Float
 
 from lfom.core.coefficients import CoordinateWise
-from lfom.core.memories import Bank, Conjugate, Memory, Register
+from lfom.core.memories import Bank, Conjugate, Memory, Register, scalar_bank
 from lfom.core.methods import Method
 from lfom.core.parameters import leaves, replaced
 from lfom.core.preconditioners import Definite, Identity
@@ -86,6 +86,17 @@ def errors(method: Method, sample: Sample) -> Errors:
     """After 0, 1, ... steps: relative errors in the energy norm; 1 at the start."""
     squares = squared_errors(sample, method)
     return jnp.concatenate([jnp.ones((1, squares.shape[1]), squares.dtype), jnp.sqrt(squares)])
+
+
+@eqx.filter_jit
+def table_loss(table: Float[Array, "steps steps"], sample: Sample) -> tuple[Array, Array]:
+    """The fitted number for a bank of these numbers on the plain gradient, and its slopes."""
+
+    def loss(table: Array) -> Array:
+        method = Method(Gradient(Identity()), scalar_bank(table), len(table))
+        return mean_log(sample, squared_errors(sample, method)[-1])
+
+    return jax.value_and_grad(loss)(table)
 
 
 @eqx.filter_jit

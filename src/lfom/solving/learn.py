@@ -8,7 +8,8 @@ import numpy as np
 from lfom.core import checks
 from lfom.core.checks import InputError
 from lfom.core.methods import Method
-from lfom.solving.learners import Fitted, Fold
+from lfom.solving.bounded import Bounded
+from lfom.solving.learners import Fitted, Fold, Learner
 from lfom.solving.problems import Problems
 from lfom.solving.records import Accuracy, Record
 from lfom.solving.starts import RANK
@@ -26,6 +27,8 @@ def learn(
     structure: str | Iterable[str] = "auto",
     seed: int = 0,
     *,
+    worst_case: float | None = None,
+    smoothness: float | None = None,
     iterations: int = ITERATIONS,
     watch: Callable[[str], None] | None = None,
 ) -> Method:
@@ -34,6 +37,11 @@ def learn(
     structure: "auto" tries all and keeps the one with the smallest error on held-out problems; or a
     name, or several: scalar, diagonal, preconditioned, conjugate, or one member such as
     "conjugate:full". iterations: gradient steps on a preconditioner. watch: told what is going on.
+
+    worst_case: a bound that the method keeps on every smooth convex function, f(w) - f* <= worst_case L |w_0 - w*|^2,
+    confirmed by `lfom.worst_case`; then it has numbers alone ("scalar"). smoothness: L; by default the largest
+    curvature of these problems (of losses at the start, half way and at the solution) times 1.05. No bound below
+    that of `lfom.ogm` can be kept.
 
     >>> import lfom
     >>> rng = np.random.default_rng(0)
@@ -48,7 +56,7 @@ def learn(
     count = _checked_count(problems)
     say = watch or (lambda text: None)
     say(f"solving {count} problems to learn from")
-    learner = problems.learner(steps, seed)
+    learner = _bounded(problems.learner(steps, seed), structure, worst_case, smoothness)
     wanted = chosen(structure, learner.available())
     structures, warnings = _affordable(wanted, problems, steps, structure == "auto")
     folds, how = _folds(count, seed)
@@ -81,6 +89,20 @@ def learn(
     scores = tuple((one.name, score(fits if one == winner else tried[one])) for one in order)
     record = Record(count, seed, _accuracy(held_out, how), scores, tuple(warnings))
     return learner.method(winner, fold, final, record)
+
+
+def _bounded(learner: Learner, structure: Any, worst_case: Any, smoothness: Any) -> Learner | Bounded:
+    """The learner, of methods with a worst case where there is a bound on it."""
+    if worst_case is None and smoothness is None:
+        return learner
+    if worst_case is None:
+        raise InputError("smoothness belongs to a bound: pass worst_case as well, or leave it out.")
+    if structure not in ("auto", "scalar"):
+        raise InputError(
+            f"structure is {structure!r}, and a worst case is kept by numbers alone: pass 'scalar' or leave it out, or "
+            "leave out worst_case."
+        )
+    return Bounded(learner, worst_case, smoothness)
 
 
 def _checked_count(problems: Any) -> int:

@@ -1,7 +1,9 @@
 """How one structure is fitted to some problems and measured on others: quadratics and convex losses."""
 
 import abc
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -22,7 +24,7 @@ from lfom.solving.certificate import Certificate, certify
 from lfom.solving.fitting import Sample, reader_of
 from lfom.solving.joint import Guard
 from lfom.solving.loss_fitting import LossSample
-from lfom.solving.losses import minimise
+from lfom.solving.losses import hessians, minimise
 from lfom.solving.records import Record
 from lfom.solving.references import solutions
 from lfom.solving.spectra import extreme_eigenvalues
@@ -32,6 +34,8 @@ from lfom.solving.systems import gauge
 
 MARGIN = 1.05  # of the largest eigenvalue seen, which shared coefficients must contract
 GUARDED = 50  # eigenvalues of a guard
+
+Judge = Callable[[np.ndarray], tuple[float, np.ndarray]]  # the loss of a table of numbers, and its slopes
 
 
 class Fold(NamedTuple):
@@ -73,6 +77,18 @@ class Learner(abc.ABC):
 
     @abc.abstractmethod
     def fit(self, structure: Structure, fold: Fold, iterations: int) -> Fitted: ...
+
+    @abc.abstractmethod
+    def measured(self, fit: Fitted, fold: Fold) -> Fitted:
+        """The same fit with its errors on the problems held out."""
+
+    @abc.abstractmethod
+    def judge(self, members: np.ndarray) -> Judge:
+        """The loss that is fitted to these problems, of a bank with given numbers on the plain gradient, and its slopes."""
+
+    @abc.abstractmethod
+    def curvature(self) -> float:
+        """The largest curvature that is seen in the problems."""
 
     def guarded(self, structure: Structure, fold: Fold, fit: Fitted) -> Fitted:
         """The same fit, made safe for what was seen in learning."""
@@ -130,12 +146,18 @@ class QuadraticLearner(Learner):
             memory, reader = fitting.refine_diagonal(learning, *given)
         else:
             memory, reader = fitting.refine(own.conjugate, learning, *given)
-        return self._measured(Fitted(reader, memory, np.zeros(0), iterations), fold)
+        return self.measured(Fitted(reader, memory, np.zeros(0), iterations), fold)
 
-    def _measured(self, fit: Fitted, fold: Fold) -> Fitted:
+    def measured(self, fit: Fitted, fold: Fold) -> Fitted:
         method = Method(fit.reader, fit.memory, self.steps)
         found = fitting.errors(method, self.sample(fold.held_out))
         return replace(fit, errors=np.asarray(found, np.float64))
+
+    def judge(self, members: np.ndarray) -> Judge:
+        return partial(_judged, fitting.table_loss, self.sample(members))
+
+    def curvature(self) -> float:
+        return extreme_eigenvalues(self.each, Gradient(Identity()))[1]
 
     def guarded(self, structure: Structure, fold: Fold, fit: Fitted) -> Fitted:
         """The same fit with a register that contracts every eigenvalue seen in learning.
@@ -155,7 +177,7 @@ class QuadraticLearner(Learner):
                 break
             guard = Guard(points, as_array(weight, dtype))
             memory = fitting.fit_register(learning, fit.reader, self.steps, guard)
-        return self._measured(replace(fit, memory=memory), fold)
+        return self.measured(replace(fit, memory=memory), fold)
 
     def seen(self, fold: Fold, fit: Fitted) -> tuple[Array, Certificate | None]:
         learning = self.sample(fold.learning).problems
@@ -205,6 +227,26 @@ class LossLearner(Learner):
         method = Method(fit.reader, fit.memory, self.steps)
         bank, best, found = loss_fitting.refine(spread_out, *both, method, iterations)
         return Fitted(best, bank, np.abs(np.asarray(found, np.float64)), iterations)
+
+    def measured(self, fit: Fitted, fold: Fold) -> Fitted:
+        method = Method(fit.reader, fit.memory, self.steps)
+        found = loss_fitting.measured(method, self.sample(fold.held_out))
+        return replace(fit, errors=np.abs(np.asarray(found, np.float64)))
+
+    def judge(self, members: np.ndarray) -> Judge:
+        return partial(_judged, loss_fitting.table_loss, self.sample(members))
+
+    def curvature(self) -> float:
+        """At the start, half way and at the solution."""
+        return max(
+            extreme_eigenvalues(hessians(self.each, self.w * share, self.w), Gradient(Identity()))[1]
+            for share in (0.0, 0.5, 1.0)
+        )
+
+
+def _judged(loss: Any, sample: Any, table: np.ndarray) -> tuple[float, np.ndarray]:
+    value, slopes = loss(as_array(table, sample.w.dtype), sample)
+    return float(value), np.asarray(slopes, np.float64)
 
 
 @eqx.filter_jit

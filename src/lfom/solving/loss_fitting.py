@@ -89,6 +89,20 @@ def errors(method: Method, sample: LossSample) -> Errors:
     return jnp.concatenate([jnp.ones((1, relative.shape[1]), relative.dtype), relative])
 
 
+measured = eqx.filter_jit(errors)
+
+
+@eqx.filter_jit
+def table_loss(table: Float[Array, "steps steps"], sample: LossSample) -> tuple[Array, Array]:
+    """The fitted number for a bank of these numbers on the plain gradient, and its slopes."""
+
+    def loss(table: Array) -> Array:
+        method = Method(Gradient(Identity()), scalar_bank(table), len(table))
+        return mean_log(sample, excess(sample, method)[-1])
+
+    return jax.value_and_grad(loss)(table)
+
+
 @eqx.filter_jit
 def refine(
     spread_out: bool, sample: LossSample, held_out: LossSample, fitted: Method, iterations: int

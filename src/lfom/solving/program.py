@@ -14,8 +14,8 @@ from lfom.solving import statuses
 
 class Program(eqx.Module):
     """The part of a method that runs. tail: the conjugate gradients that go on where its own steps end; None
-    for those with the problem's own diagonal. range: see `Learned`; None for a method that was not learned,
-    which takes problems as they are. reach: see Certificate; None where there is none. path: of problems
+    for those with the problem's own diagonal. range: see `Learned`; None for a method that was not learned, or was
+    under a bound on its worst case, which holds for problems as they are. reach: see Certificate; None where there is none. path: of problems
     that are solved as they are and of which no certificate speaks."""
 
     method: Algorithm
@@ -37,7 +37,8 @@ def program_of(method: Algorithm) -> Program:
     if facts is None:
         return Program(bare, None)
     reach = None if facts.certificate is None else jnp.asarray(facts.certificate.reach, facts.range.dtype)
-    return Program(bare, Method(bare.reader, Conjugate(), 1), facts.range, reach)  # type: ignore[attr-defined]
+    sizes = facts.range if facts.bound is None else None
+    return Program(bare, Method(bare.reader, Conjugate(), 1), sizes, reach)  # type: ignore[attr-defined]
 
 
 class Raw(NamedTuple):

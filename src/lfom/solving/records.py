@@ -22,6 +22,23 @@ class Accuracy:
 
 
 @dataclass(frozen=True)
+class Bound:
+    """f(w) - f* <= worst_case L |w_0 - w*|^2 for every convex f of smoothness L, found by lfom.worst_case; at most
+    `accuracy` too large. asked: what was allowed in learning."""
+
+    asked: float
+    worst_case: float
+    accuracy: float
+    smoothness: float
+
+    def __str__(self) -> str:
+        return (
+            f"f(w) - f* <= {self.worst_case:.4g} L |w_0 - w*|^2 for every convex f of smoothness L = {self.smoothness:.4g} "
+            "or less (worst case)"
+        )
+
+
+@dataclass(frozen=True)
 class Record:
     """Where a method comes from. scores: held-out loss (log of the geometric mean error) by name."""
 
