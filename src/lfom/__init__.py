@@ -41,11 +41,13 @@ from lfom.prompts.distributions import (
     LinearRegression,
     haar_rotation,
 )
+from lfom.prompts.lengths import AnyLength
 from lfom.prompts.prompt import Prompt, prompt_from_arrays
+from lfom.prompts.queries import OneOrthant, OrthogonalQuery, RepeatedQuery
 from lfom.prompts.run import Trajectory, run
 from lfom.prompts.shifts import AnyOf, HeavyTailed, RandomScale, turn
 from lfom.solving import ConvexLosses, LeastSquaresProblems, LinearSystems, Solution, learn
-from lfom.training import Adam, Fit, LeastSquares, PerRun, Score, evaluate, fit
+from lfom.training import Adam, Fit, LeastSquares, PerRun, PrefixScore, Score, evaluate, fit
 from lfom.training.tuning import tune
 
 __version__ = own_version()
@@ -73,6 +75,7 @@ __all__ = [
     "adapt",
     "Adaptation",
     "Algorithm",
+    "AnyLength",
     "AnyOf",
     "chebyshev",
     "Claim",
@@ -113,7 +116,9 @@ __all__ = [
     "mixture",
     "momentum",
     "nesterov",
+    "OneOrthant",
     "OnSphere",
+    "OrthogonalQuery",
     "Outcome",
     "parameter",
     "part",
@@ -122,6 +127,7 @@ __all__ = [
     "preconditioned_gradient_descent",
     "Preconditioner",
     "preconditioners",
+    "PrefixScore",
     "Problem",
     "problems",
     "Prompt",
@@ -130,6 +136,7 @@ __all__ = [
     "RandomScale",
     "Reader",
     "readers",
+    "RepeatedQuery",
     "reproduce",
     "ridge",
     "Row",

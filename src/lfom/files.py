@@ -20,7 +20,7 @@ from lfom.core.methods import Algorithm
 from lfom.core.parameters import check_layers
 from lfom.core.runs import PerRun
 from lfom.limits.optimum import Horner, Optimum
-from lfom.prompts import directions, distributions, shifts
+from lfom.prompts import directions, distributions, lengths, queries, shifts
 from lfom.solving.certificate import Certificate
 from lfom.solving.kinds import Kind
 from lfom.solving.records import Accuracy, Record
@@ -39,6 +39,8 @@ MODULES = (
     readers,
     directions,
     distributions,
+    lengths,
+    queries,
     shifts,
 )
 OTHERS = (PerRun, Optimum, Horner, PerPrompt, Adam, LeastSquares, State, Fit, Checkpoint, Certificate, Kind, Accuracy, Record, Structure)  # fmt: skip
