@@ -9,6 +9,7 @@ from jax import Array
 from jaxtyping import PRNGKeyArray
 
 from lfom.core import checks
+from lfom.core.arrays import HIGHEST, ratio
 from lfom.core.checks import InputError
 from lfom.prompts.distributions import Distribution, Prior
 from lfom.prompts.prompt import Prompt
@@ -79,11 +80,19 @@ class OrthogonalQuery(Moved):
 
     def prompt(self, key: PRNGKeyArray) -> Prompt:
         plain = self.base.prompt(key)
-        basis = jnp.linalg.qr(plain.X.T)[0]
-        query = plain.query
-        for _ in range(2):  # twice: what rounding left of the examples goes as well
-            query = query - basis @ (basis.T @ query)
-        return _asked(plain, query)
+
+        def left(vector: Array, basis: Array) -> Array:
+            for _ in range(2):  # twice: what rounding left goes as well
+                vector = vector - jnp.matmul(basis @ vector, basis, precision=HIGHEST)
+            return vector
+
+        def add(basis: Array, i: Array) -> tuple[Array, None]:
+            one = left(plain.X[i], basis)
+            return basis.at[i].set(ratio(one, jnp.linalg.norm(one))), None
+
+        # Gram-Schmidt by hand: LAPACK's routines on batches wait for each other where two threads draw at once.
+        basis = jax.lax.scan(add, jnp.zeros_like(plain.X), jnp.arange(len(plain.X)))[0]
+        return _asked(plain, left(plain.query, basis))
 
 
 class RepeatedQuery(Moved):
