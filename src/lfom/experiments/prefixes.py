@@ -34,7 +34,7 @@ MODELS: dict[str, dict[str, Any]] = {
 TRAINED = {AT: ("Linear Transformer", "Memformer"), OVER: ("Memformer", "Memformer, normalised")}
 SHIFTS = {
     "orthants": "query in the opposite orthant",
-    "orthogonal": "query orthogonal to the examples",
+    "orthogonal": "orthogonal query",
     "repeated": "query among the examples",
 }
 Pair = tuple[str, str]  # curve, training
@@ -66,7 +66,7 @@ class Prefixes(Experiment):
     trainings = {
         AT: lambda preset, model, d: LeastSquares(2_000, int(4_000 * preset.least_squares), passes=(20, 1)),
         OVER: lambda preset, model, d: LeastSquares(
-            8_000, int(40_000 * preset.least_squares), passes=(20, 2)
+            8_000, int(20_000 * preset.least_squares), passes=(20, 2)
         ),
     }
 
@@ -89,7 +89,7 @@ class Prefixes(Experiment):
         methods["GD, tuned", "none"] = descent(bench)
         methods["CGD", "none"] = conjugate_gradient(DEPTH)
         found = _scores(bench, methods, [base] * runs, range(1, N + 1), "plain")
-        rows = [row for pair, score in found.items() for row in _rows(pair, score, _measures(pair))]
+        rows = [row for pair, score in found.items() for row in rows_of(pair, score, _measures(pair))]
         shifted = {
             "orthants": OneOrthant(base),
             "orthogonal": OrthogonalQuery(regression(D - 1)),
@@ -101,8 +101,8 @@ class Prefixes(Experiment):
             last = source.outline().X.shape[0]
             on[shift] = _scores(bench, few, [source] * runs, range(1, last + 1), shift)
             on[shift].pop(("ridge", "none"))
-            rows += flatten(_rows(pair, score, [shift]) for pair, score in on[shift].items())
-        return Outcome(rows, _claims(found, on))
+            rows += flatten(rows_of(pair, score, [shift]) for pair, score in on[shift].items())
+        return Outcome(rows, claims_of(found, on))
 
 
 def regression(n: int) -> LinearRegression:
@@ -139,7 +139,7 @@ def _measures(pair: Pair) -> list[str]:
     return ["one_length"] if pair[1] == AT or pair[0] == "GD, tuned" else ["log_loss"]
 
 
-def _rows(pair: Pair, score: PrefixScore, measures: Sequence[str]) -> list[Row]:
+def rows_of(pair: Pair, score: PrefixScore, measures: Sequence[str]) -> list[Row]:
     rows = []
     for run, zero in enumerate(score.zero):
         for at, k in enumerate(score.contexts):
@@ -169,7 +169,7 @@ def _told(score: PrefixScore) -> str:
     return ", ".join(cells)
 
 
-def _claims(found: Scores, on: dict[str, Scores]) -> Claims:
+def claims_of(found: Scores, on: dict[str, Scores]) -> Claims:
     claims = Claims("Garg et al., 2022")
     at, over, bayes = (
         found["Memformer", AT],
@@ -235,7 +235,7 @@ def _claims(found: Scores, on: dict[str, Scores]) -> Claims:
         own = {name: on[shift][name, OVER] for name in over}
         claims.test(
             f"prefixes-robust-{shift}",
-            f"Ours: trained over lengths, it is robust to prompts with a {words}: never worse than predicting 0.",
+            f"Ours: trained over lengths, it is robust to a shift ({words}): never worse than predicting 0.",
             "the mean over runs at most 1.001 of the error of predicting 0 on these prompts, at every number of examples, for every model",
             [bool((_relative(score) <= 1.001).all()) for score in own.values()],
             "; ".join(f"{name} {_told(score)}" for name, score in own.items()),
