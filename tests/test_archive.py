@@ -75,6 +75,7 @@ def things() -> Iterator[Any]:
     yield lfom.AnyOf([lfom.HeavyTailed(base, 5), lfom.RandomScale(base, 0.5, 2.0)])
     yield lfom.AnyOf([lfom.OnSphere([1.0, 0.5], 8), lfom.GammaLengths([1.0, 0.5], 8)])
     yield lfom.AnyOf([lfom.OneOrthant(base, "same"), lfom.RepeatedQuery(base)])
+    yield lfom.AnyLength(base, (1, 8)).prompt(jax.random.key(0))
     yield lfom.AnyLength(lfom.OrthogonalQuery(lfom.LinearRegression([1.0, 0.5], 1)), (1, 1))
     yield lfom.GaussianMixture([[0.0, 1.0]], [1.0], [1.0], 8)
     yield checkpoint()

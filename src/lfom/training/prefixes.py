@@ -122,7 +122,8 @@ def prefix_scores(
     least_squares = outline.has_gram
     rivals = [_rivals(s, draw(run, chunks), wanted) if least_squares else {} for run, s in enumerate(sources)]
 
-    def one(item: tuple[int, int]) -> dict[str, np.ndarray]:
+    def one(item: tuple[int, int]) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """The losses (prompts, contexts) of each method, and those of predicting 0 (prompts,)."""
         run, index = item
         drawn = draw(run, index)
         begun = [on_device(entry, run, drawn) for entry in entries]
@@ -134,14 +135,16 @@ def prefix_scores(
         if progress:
             done = next(finished) / (len(sources) * chunks)
             progress(done, f"{int(done * chunks * chunk):,} of {chunks * chunk:,} prompts")
-        return found | {"": np.sum(host.target.astype(np.float64) ** 2, axis=0)[:, None]}
+        return found, np.sum(host.target.astype(np.float64) ** 2, axis=0)
 
     parts = list(in_threads(one, [(run, index) for run in range(len(sources)) for index in range(chunks)]))
-    by_run = [parts[run * chunks : (run + 1) * chunks] for run in range(len(sources))]
-    losses = {
-        name: np.stack([np.concatenate([part[name] for part in own]) for own in by_run]) for name in parts[0]
-    }
-    return _scores(losses, losses.pop("").mean(axis=(1, 2)), wanted, key)
+
+    def joined(pieces: Sequence[np.ndarray]) -> np.ndarray:
+        """Of chunk after chunk of run after run: with an axis of runs in front."""
+        return np.concatenate(pieces).reshape(len(sources), chunks * chunk, *pieces[0].shape[1:])
+
+    losses = {name: joined([found[name] for found, _ in parts]) for name in parts[0][0]}
+    return _scores(losses, joined([zero for _, zero in parts]).mean(axis=1), wanted, key)
 
 
 def _checked(contexts: Any, outline: Prompt, names: Sequence[str]) -> tuple[int, ...]:
