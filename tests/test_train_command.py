@@ -174,6 +174,29 @@ def test_train_and_evaluate(tmp_path: Path) -> None:
         assert row["stderr"] > 0
     assert rows[1]["CGD"] < rows[1]["log_loss"]  # two steps solve two dimensions
 
+    asked = ["evaluate", str(first), "--prompts", "2000", "--contexts"]
+    rows = json.loads(runner.invoke(app, [*asked, "1:3", "--json"], catch_exceptions=False).stdout)
+    names = ["model 1", "model 2", "CGD", "ridge", "Bayes"]
+    assert [(row["method"], row["examples"]) for row in rows] == [
+        (name, k) for name in names for k in (1, 2, 3)
+    ]
+    for row in rows:
+        assert row["mean"] == pytest.approx(sum(row["runs"]) / 2)
+        assert all(
+            low < mean < high for low, mean, high in zip(row["low"], row["runs"], row["high"], strict=True)
+        )
+    result = runner.invoke(app, [*asked, "1,3"], catch_exceptions=False)
+    assert [line.split()[0] for line in result.stdout.splitlines()[2:4]] == ["1", "3"]
+    for wrong, message in (
+        ("1:2:3", "pass the first and the last"),
+        ("x", "pass the first"),
+        ("3:1", "is empty"),
+        ("99", "holds 99"),
+    ):
+        result = runner.invoke(app, [*asked, wrong])
+        assert result.exit_code != 0
+        assert message in str(result.exception)
+
 
 @pytest.mark.parametrize(
     ("options", "message"),

@@ -52,11 +52,13 @@ from lfom.prompts.distributions import (
     haar_rotation,
 )
 from lfom.prompts.functions import GaussianProcess
+from lfom.prompts.lengths import AnyLength
 from lfom.prompts.prompt import Prompt, prompt_from_arrays
+from lfom.prompts.queries import OneOrthant, OrthogonalQuery, RepeatedQuery
 from lfom.prompts.run import Trajectory, run
 from lfom.prompts.shifts import AnyOf, HeavyTailed, RandomScale, turn
 from lfom.solving import ConvexLosses, LeastSquaresProblems, LinearSystems, Solution, learn
-from lfom.training import Adam, Fit, LeastSquares, PerRun, Score, evaluate, fit
+from lfom.training import Adam, Fit, LeastSquares, PerRun, PrefixScore, Score, evaluate, fit
 from lfom.training.tuning import tune
 
 __version__ = own_version()
@@ -84,6 +86,7 @@ __all__ = [
     "adapt",
     "Adaptation",
     "Algorithm",
+    "AnyLength",
     "AnyOf",
     "ArcCosineKernel",
     "best_constant_step",
@@ -135,7 +138,9 @@ __all__ = [
     "nesterov",
     "ogm",
     "ogm_g",
+    "OneOrthant",
     "OnSphere",
+    "OrthogonalQuery",
     "Outcome",
     "parameter",
     "part",
@@ -145,6 +150,7 @@ __all__ = [
     "preconditioned_gradient_descent",
     "Preconditioner",
     "preconditioners",
+    "PrefixScore",
     "Problem",
     "problems",
     "Prompt",
@@ -153,6 +159,7 @@ __all__ = [
     "RandomScale",
     "Reader",
     "readers",
+    "RepeatedQuery",
     "reproduce",
     "ridge",
     "Row",

@@ -21,7 +21,7 @@ from lfom.core.parameters import check_layers
 from lfom.core.runs import PerRun
 from lfom.limits.optimum import Horner, Optimum
 from lfom.limits.posterior import PosteriorMean
-from lfom.prompts import directions, distributions, functions, shifts
+from lfom.prompts import directions, distributions, functions, lengths, queries, shifts
 from lfom.solving.certificate import Certificate
 from lfom.solving.kinds import Kind
 from lfom.solving.records import Accuracy, Bound, Record
@@ -41,6 +41,8 @@ MODULES = (
     directions,
     distributions,
     functions,
+    lengths,
+    queries,
     shifts,
 )
 OTHERS = (PerRun, Optimum, Horner, PosteriorMean, PerPrompt, Adam, LeastSquares, State, Fit, Checkpoint, Certificate, Kind, Accuracy, Bound, Record, Structure)  # fmt: skip

@@ -1,6 +1,6 @@
 """lfom evaluate: the models of a checkpoint on fresh prompts, beside CGD and the optimum."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +15,7 @@ from lfom.commands.options import AsJson, With, print_json, types_of
 from lfom.commands.problem_files import load_checkpoint
 from lfom.commands.progress import EvaluationProgress
 from lfom.core.arrays import as_array
-from lfom.core.checks import count
+from lfom.core.checks import InputError, count
 from lfom.core.parameters import leaves
 from lfom.core.runs import PerRun
 from lfom.limits.optimum import Optimum, exact_optimum, sampled_optima, with_preconditioner
@@ -29,7 +29,12 @@ NAMES = {"exact optimum": "optimum", "sampled optimum": "optimum", "precondition
 
 def evaluate_command(
     file: Annotated[Path, typer.Argument(help="A checkpoint that `lfom train` wrote.")],
-    prompts: Annotated[int, typer.Option(help="Fresh prompts per run.")] = 200_000,
+    prompts: Annotated[
+        int | None, typer.Option(help="Fresh prompts per run. [default: 200,000; with --contexts 10,000]")
+    ] = None,
+    contexts: Annotated[
+        str | None, typer.Option(help="Score after each number of examples: 1:40, or 1,5,20.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the prompts. [default: that of the file]")] = None,
     with_: With = None,
     as_json: AsJson = False,
@@ -38,18 +43,25 @@ def evaluate_command(
     checkpoint, _ = load_checkpoint(file, types_of(with_))
     if seed is not None:
         checkpoint = replace(checkpoint, seed=seed_number(seed))
-    prompts = count("prompts", prompts)
+    prompts = count("prompts", (200_000 if contexts is None else 10_000) if prompts is None else prompts)
+    lengths = None if contexts is None else numbers_of(contexts)
     console = Console(stderr=True)
     if not checkpoint.finished:
         console.print(f"{file} is unfinished: its models are scored as they stand.", soft_wrap=True)
     try:
         with EvaluationProgress(console) as bar:
-            rows = score_rows(checkpoint, prompts, bar)
+            rows = (
+                score_rows(checkpoint, prompts, bar)
+                if lengths is None
+                else prefix_rows(checkpoint, prompts, lengths, bar)
+            )
     except FloatingPointError as error:
         console.print(f"lfom: {error}", style="red", highlight=False, soft_wrap=True)
         raise typer.Exit(1) from None
     if as_json:
         print_json(rows)
+    elif lengths is not None:
+        print_prefixes(rows)
     else:
         print_scores(rows)
 
@@ -67,6 +79,65 @@ def score_rows(
         methods |= {f"reference {depth}": method for depth, method in found.items()}
     scores = evaluate(methods, data, prompts=prompts, key=checkpoint.key("evaluation"), progress=progress)
     return [_row(depth, scores, name) for depth in fit.depths]
+
+
+def numbers_of(text: str) -> Sequence[int]:
+    """1:40, or 1,5,20, as numbers of examples."""
+    parts = text.split(":") if ":" in text else text.split(",")
+    try:
+        found = [int(part) for part in parts]
+    except ValueError:
+        found = []
+    if not found or (":" in text and len(found) != 2):
+        raise InputError(
+            f"--contexts is {text!r}: pass the first and the last number of examples (1:40), or a list (1,5,20)."
+        )
+    return range(found[0], found[1] + 1) if ":" in text else found
+
+
+def prefix_rows(
+    checkpoint: Checkpoint, prompts: int, contexts: Sequence[int], progress: Progress | None = None
+) -> list[dict[str, Any]]:
+    """One row per number of examples and method: each trained depth, CGD of the deepest, ridge, the Bayes predictor."""
+    fit = checkpoint.fit
+    methods: dict[str, Any] = {f"model {depth}": fit.per_run(depth) for depth in fit.depths}
+    methods["CGD"] = conjugate_gradient(max(fit.depths))
+    key = checkpoint.key("evaluation")
+    scores = evaluate(
+        methods, checkpoint.data, contexts=contexts, prompts=prompts, key=key, progress=progress
+    )
+    return [
+        {
+            "examples": k,
+            "method": name,
+            "prompts": score.prompts,
+            "mean": float(score.mean[:, at].mean()),
+            "low": score.low[:, at].tolist(),
+            "high": score.high[:, at].tolist(),
+            "runs": score.mean[:, at].tolist(),
+            "predicting_0": float(score.zero.mean()),
+        }
+        for name, score in scores.items()
+        for at, k in enumerate(score.contexts)
+    ]
+
+
+def print_prefixes(rows: list[dict[str, Any]]) -> None:
+    """Numbers of examples down, methods across."""
+    names = list(dict.fromkeys(row["method"] for row in rows))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+    for heading in ("examples", *names):
+        table.add_column(heading, justify="right", no_wrap=True)
+    means = {(row["examples"], row["method"]): row["mean"] for row in rows}
+    for k in dict.fromkeys(row["examples"] for row in rows):
+        table.add_row(str(k), *(f"{means[k, name]:.3g}" for name in names))
+    console, runs = Console(), len(rows[0]["runs"])
+    console.print(table)
+    legend = (
+        f"Mean squared error after so many examples, {rows[0]['prompts']:,} fresh prompts per run, mean of {runs} "
+        f"run{'s' * (runs > 1)}; predicting 0: {rows[0]['predicting_0']:.3g}. --json has 5 and 95 % points."
+    )
+    console.print(legend, style="dim", highlight=False)
 
 
 def reference_name(checkpoint: Checkpoint) -> str | None:

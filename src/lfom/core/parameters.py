@@ -271,6 +271,13 @@ def replaced(tree: Any, arrays: list[Any]) -> Any:
     return jax.tree.unflatten(structure, [next(given) if eqx.is_array(leaf) else leaf for leaf in flat])
 
 
+def rebuilt(structure: Any, arrays: list[Any]) -> Any:
+    """A method from its structure (the definition of its tree, and its leaves with None for arrays) and its arrays."""
+    treedef, rest = structure
+    given = iter(arrays)
+    return jax.tree.unflatten(treedef, [next(given) if leaf is None else leaf for leaf in rest])
+
+
 def by_layer(tree: Any, depth: int) -> tuple[list[Any], Callable[[list[Any]], Any]]:
     """What differs from layer to layer, with layers on the leading axis; and the way back: from one
     layer's arrays to the method as that layer sees it."""

@@ -10,7 +10,7 @@ _NAMES = (
     "richer_memory", "functional_gradient", "efficiency", "sigma_convergence", "layers5", "layers7",
     "batch_size_1", "batch_size_10", "batch_size_sweep", "ExtractedLFOMvsCGD", "learnability",
     "5head_attention_experiment", "mixture_of_experts_ood", "adaptation", "how_many_experts",
-    "gaussian_mixture_model_ood_lt", "gaussian_mixture_model_ood_mem", "guarantee",
+    "gaussian_mixture_model_ood_lt", "gaussian_mixture_model_ood_mem", "prefixes", "guarantee",
     "published_curves",
 )  # fmt: skip
 _FILES = {  # where it is not the name

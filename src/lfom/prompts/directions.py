@@ -16,7 +16,7 @@ from jaxtyping import Float, PRNGKeyArray
 from lfom.core import checks
 from lfom.core.arrays import as_array, matvec
 from lfom.core.problems import Quadratic
-from lfom.prompts.distributions import Distribution, LinearRegression, chi_square
+from lfom.prompts.distributions import Distribution, LinearRegression, Prior, chi_square
 from lfom.prompts.prompt import Prompt
 
 
@@ -53,6 +53,13 @@ class Directed(Distribution):
     def covariance(self) -> Any:  # (d, d)
         """E[x x^T]; the mean is 0."""
         return self.normal.covariance
+
+    def question(self, prompts: Prompt) -> tuple[Array, Array]:
+        return self.normal.question(prompts)
+
+    @property
+    def prior(self) -> Prior | None:
+        return self.normal.prior
 
     def prompt(self, key: PRNGKeyArray) -> Prompt:
         return jax.tree.map(lambda a: a[0], self.prompts(key, 1))

@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -33,6 +33,13 @@ def haar_rotation(key: PRNGKeyArray, d: int) -> Float[Array, "d d"]:
     return jax.random.orthogonal(key, checks.count("d", d))
 
 
+class Prior(NamedTuple):
+    """What is known of a prompt before it is seen: w* ~ N(0, covariance), labels with noise * N(0, 1)."""
+
+    covariance: Any  # (d, d)
+    noise: Any
+
+
 class Distribution(eqx.Module):
     """Where prompts come from."""
 
@@ -61,6 +68,20 @@ class Distribution(eqx.Module):
             return self.joints(key, count)
         return self.prompts(key, count).problem(view, kernel)
 
+    def outline(self) -> Prompt:
+        """The shapes of a prompt, without drawing one."""
+        return jax.eval_shape(lambda: self.prompt(jax.random.key(0)))
+
+    def question(self, prompts: Prompt) -> tuple[Array, Array]:
+        """What is asked of w in a batch of prompts, as a Quadratic's probe and target: here the query of each; all queries
+        at once where E[x x^T] is known."""
+        return prompts.query.T[None], prompts.target[None]
+
+    @property
+    def prior(self) -> Prior | None:
+        """Of w*, where it is a normal one: the Bayes predictor follows from it."""
+        return None
+
     @property
     def has_one_matrix(self) -> bool:
         """Whether it is known that the best A_l are multiples of one matrix (Appendix D), so that training
@@ -75,6 +96,11 @@ class Distribution(eqx.Module):
     def prompts(self, key: PRNGKeyArray, count: int) -> Prompt:
         """A batch of `count` prompts on a leading axis."""
         return _prompts(self, jax.random.split(key, checks.count("count", count)))
+
+    def at_once(self, key: PRNGKeyArray, count: int) -> Prompt:
+        """The same from few calls of the random generator, where a class can: other prompts than those of `prompts`, in
+        programs that compile several times faster."""
+        return self.prompts(key, count)
 
 
 @eqx.filter_jit
@@ -165,6 +191,28 @@ class LinearRegression(Distribution):
         w = self.draw_weights(jax.random.normal(weights, (d,), dtype))
         y = X[:-1] @ w + self.noise * jax.random.normal(labels, (self.context,), dtype)
         return Prompt(X[:-1], y, X[-1], X[-1] @ w, w)
+
+    def at_once(self, key: PRNGKeyArray, count: int) -> Prompt:
+        count, n, d = checks.count("count", count), self.context, self.dimension
+        z = jax.random.normal(key, (count, (n + 1) * d + d + n), self.spectrum.dtype)
+        z = jax.lax.optimization_barrier(z)  # in sums every product would draw its factors again
+        X = z[:, : (n + 1) * d].reshape(count, n + 1, d) @ self.root
+        w = self.draw_weights(z[:, (n + 1) * d : (n + 2) * d].T).T
+        labels = jnp.sum(X * w[:, None], axis=2)
+        return Prompt(
+            X[:, :-1], labels[:, :-1] + self.noise * z[:, (n + 2) * d :], X[:, -1], labels[:, -1], w
+        )
+
+    def question(self, prompts: Prompt) -> tuple[Array, Array]:
+        root = as_array(self.root)
+        return root, matvec(root, jnp.asarray(prompts.weights).T)
+
+    @property
+    def prior(self) -> Prior | None:
+        if self.weights is not None:
+            return None
+        inverse = self.inverse_root
+        return Prior(self.weight_variance * (inverse @ inverse.T), self.noise)
 
     def quadratics(self, key: PRNGKeyArray, count: int) -> Quadratic:
         """Gram matrices drawn directly (Wishart): the cost does not depend on `context`.

@@ -1,6 +1,6 @@
 """A prompt: examples in context, a query, and the label that is asked for (Section 2.1)."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 from jax import Array
@@ -17,8 +17,13 @@ OF_VIEW: dict[str, Any] = {"iterates": Quadratic.of, "joint": JointGram.of, "tok
 class Prompt(eqx.Module):
     """Examples in context, a query, and what the query's label should be.
 
-    Rows are examples. A batch of prompts has one leading axis on every field.
+    Rows are examples. A batch of prompts has one leading axis on every field. has_gram: whether the loss of its
+    context is that of least squares, which Gram matrices tell. has_prefixes: whether its first k examples are a prompt of
+    k examples.
     """
+
+    has_gram: ClassVar[bool] = True
+    has_prefixes: ClassVar[bool] = True
 
     X: Float[Array, "*prompts n d"]
     y: Float[Array, "*prompts n"]

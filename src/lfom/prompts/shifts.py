@@ -15,10 +15,9 @@ from jax import Array
 from jaxtyping import Float, PRNGKeyArray
 
 from lfom.core import checks
-from lfom.core.arrays import as_array
 from lfom.core.checks import InputError
 from lfom.core.problems import Quadratic
-from lfom.prompts.distributions import Distribution, LinearRegression
+from lfom.prompts.distributions import Distribution, LinearRegression, Prior
 from lfom.prompts.prompt import Prompt
 
 
@@ -63,11 +62,17 @@ class HeavyTailed(Distribution):
         w = jnp.asarray(plain.weights)
         return Prompt(X, plain.y + (X - plain.X) @ w, query, query @ w, w)
 
-    def quadratics(self, key: PRNGKeyArray, count: int) -> Quadratic:
+    def question(self, prompts: Prompt) -> tuple[Array, Array]:
         """E[x x^T] is that of `base`, so the same root asks for all queries."""
+        return self.base.question(prompts)
+
+    @property
+    def prior(self) -> Prior | None:
+        return self.base.prior
+
+    def quadratics(self, key: PRNGKeyArray, count: int) -> Quadratic:
         found = Quadratic.of(prompts := self.prompts(key, count))
-        root = as_array(self.base.root)
-        return Quadratic(found.gram, found.moment, root, root @ jnp.asarray(prompts.weights).T)
+        return Quadratic(found.gram, found.moment, *self.question(prompts))
 
 
 class RandomScale(Distribution):

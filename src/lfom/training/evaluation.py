@@ -3,9 +3,9 @@
 import functools
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, overload
 
 import equinox as eqx
 import jax
@@ -17,11 +17,12 @@ from lfom.core import checks
 from lfom.core.arrays import as_array
 from lfom.core.kernels import Kernel, check_semidefinite
 from lfom.core.methods import Algorithm
-from lfom.core.parameters import widened
+from lfom.core.parameters import rebuilt, widened
 from lfom.core.problems import Problem, Quadratic
 from lfom.core.runs import PerRun, by_run, common_runs, take
 from lfom.core.threads import in_threads
 from lfom.core.unroll import losses
+from lfom.training.prefixes import PrefixScore, prefix_scores
 
 ITERATES = ("iterates", None)
 FLOOR = -60.0  # what the log of a loss that is zero to rounding is written as
@@ -101,18 +102,17 @@ class _Entry:
     active: np.ndarray  # 1 for the layers that it uses, of those its structure has
     steps: int
 
+    def of_run(self, run: int) -> list[Array]:
+        return self.arrays[run if len(self.arrays) > 1 else 0]
+
     def sums(self, run: int, prompts: dict[View, Problem]) -> Any:
-        arrays = self.arrays[run if len(self.arrays) > 1 else 0]
-        return _sums(self.structure, arrays, self.active, self.steps, prompts[self.view])
+        return _sums(self.structure, self.of_run(run), self.active, self.steps, prompts[self.view])
 
 
 @functools.partial(jax.jit, static_argnames="structure")
 def _sums(structure: Any, arrays: list[Array], active: Array, steps: Array, prompts: Problem) -> Any:
     """Sums over prompts of the losses (steps,) and of their squares, and the losses after `steps`."""
-    treedef, rest = structure
-    left = iter(arrays)
-    method = jax.tree.unflatten(treedef, [next(left) if leaf is None else leaf for leaf in rest])
-    values = losses(method, prompts, active)
+    values = losses(rebuilt(structure, arrays), prompts, active)
     return jnp.sum(values, axis=1), jnp.sum(values**2, axis=1), values[steps]
 
 
@@ -162,28 +162,69 @@ def _structure(method: Any) -> Any:
     return treedef, tuple(None if eqx.is_array(leaf) else leaf for leaf in leaves)
 
 
+@overload
 def evaluate(
     methods: Mapping[str, Any],
     data: Any,
     *,
-    prompts: int = 200_000,
+    contexts: None = ...,
+    prompts: int | None = ...,
+    chunk: int = ...,
+    key: Array,
+    progress: Progress | None = ...,
+) -> dict[str, Score]: ...
+
+
+@overload
+def evaluate(
+    methods: Mapping[str, Any],
+    data: Any,
+    *,
+    contexts: Iterable[int],
+    prompts: int | None = ...,
+    chunk: int = ...,
+    key: Array,
+    progress: Progress | None = ...,
+) -> dict[str, PrefixScore]: ...
+
+
+def evaluate(
+    methods: Mapping[str, Any],
+    data: Any,
+    *,
+    contexts: Any = None,
+    prompts: int | None = None,
     chunk: int = 2_000,
     key: Array,
     progress: Progress | None = None,
-) -> dict[str, Score]:
+) -> dict[str, Score] | dict[str, PrefixScore]:
     """Score every method on the same fresh prompts.
 
     methods: by name; each a method, an optimum, or one per run (PerRun or a list). data: a distribution, or
     one per run. The query is averaged out where the distribution does so. If one of the methods
     only runs on tokens or has a kernel, all are scored with the one query that was drawn with each prompt.
+    contexts: numbers of examples, such as range(1, n + 1). Each method is then scored after its last step on the first k
+    examples of every prompt, for each k, with ridge regression and the Bayes predictor beside it (see `PrefixScore`).
+    prompts: 200,000 by default, with contexts 10,000.
+
+    >>> from lfom import LinearRegression, evaluate, gradient_descent
+    >>> data, methods = LinearRegression([1.0, 0.5], context=6), {"GD": gradient_descent(0.3, steps=4)}
+    >>> found = evaluate(methods, data, contexts=[1, 2, 6], prompts=100, key=jax.random.key(0))
+    >>> found["GD"].mean.shape, list(found)
+    ((1, 3), ['GD', 'ridge', 'Bayes'])
     """
-    prompts = checks.count("prompts", prompts)
+    prompts = checks.count(
+        "prompts", (200_000 if contexts is None else 10_000) if prompts is None else prompts
+    )
     chunk = min(chunk, prompts)
     each = by_run(data)
     entries = _entries(methods, (data if each is None else each[0]).dimension)
     sources = [take(data, ...)] if each is None else each.each()
     if len(sources) == 1 and each is None:
         sources = sources * common_runs(**methods)
+    _check_runs(entries, len(sources))
+    if contexts is not None:
+        return prefix_scores(entries, sources, contexts, prompts, chunk, key, progress)
     views = tuple(dict.fromkeys(entry.view for entry in entries))
 
     def draw(run: int, index: int) -> dict[View, Problem]:
@@ -224,7 +265,18 @@ def evaluate_on(methods: Mapping[str, Any], sets: Quadratic, chunk: int = 2_000)
 
         return {ITERATES: jax.tree.map(cut, whole)}
 
-    return _scores(_entries(methods, whole.moment.shape[1]), draw, runs, -(-prompts // chunk), prompts)
+    entries = _entries(methods, whole.moment.shape[1])
+    _check_runs(entries, runs)
+    return _scores(entries, draw, runs, -(-prompts // chunk), prompts)
+
+
+def _check_runs(entries: list[_Entry], runs: int) -> None:
+    for entry in entries:
+        if len(entry.arrays) not in (1, runs):
+            raise checks.InputError(
+                f"{entry.name} has models for {len(entry.arrays)} runs and the data has {runs}: pass one of "
+                "each for every run, or a method without PerRun for all of them."
+            )
 
 
 def _scores(
@@ -237,12 +289,6 @@ def _scores(
 ) -> dict[str, Score]:
     """Chunks of runs side by side in threads; before that, what has to be compiled."""
     finished = itertools.count(1)
-    for entry in entries:
-        if len(entry.arrays) not in (1, runs):
-            raise checks.InputError(
-                f"{entry.name} has models for {len(entry.arrays)} runs and the data has {runs}: pass one of "
-                "each for every run, or a method without PerRun for all of them."
-            )
     first = draw(0, 0)
     for entry in entries:
         if entry.view not in first:
