@@ -4,7 +4,7 @@ import importlib
 from typing import Any
 
 from lfom.adaptation import Adaptation, PerPrompt, adapt
-from lfom.core import coefficients, memories, preconditioners, problems, readers
+from lfom.core import coefficients, links, memories, preconditioners, problems, readers
 from lfom.core.archive import own_version
 from lfom.core.checks import InputError
 from lfom.core.coefficients import Coefficient
@@ -32,6 +32,7 @@ from lfom.methods.classical import (
     ridge,
 )
 from lfom.methods.memformer import linear_transformer, memformer, mixture
+from lfom.methods.newton import newton
 from lfom.prompts.directions import GammaLengths, OnSphere
 from lfom.prompts.distributions import (
     PUBLISHED_SPECTRUM,
@@ -41,7 +42,8 @@ from lfom.prompts.distributions import (
     LinearRegression,
     haar_rotation,
 )
-from lfom.prompts.prompt import Prompt, prompt_from_arrays
+from lfom.prompts.generalised import LinkRegression, LogisticRegression, PoissonRegression
+from lfom.prompts.prompt import LinkPrompt, Prompt, prompt_from_arrays
 from lfom.prompts.run import Trajectory, run
 from lfom.prompts.shifts import AnyOf, HeavyTailed, RandomScale, turn
 from lfom.solving import ConvexLosses, LeastSquaresProblems, LinearSystems, Solution, learn
@@ -104,7 +106,11 @@ __all__ = [
     "linear_transformer",
     "LinearRegression",
     "LinearSystems",
+    "LinkPrompt",
+    "LinkRegression",
+    "links",
     "load",
+    "LogisticRegression",
     "memformer",
     "memories",
     "Memory",
@@ -113,12 +119,14 @@ __all__ = [
     "mixture",
     "momentum",
     "nesterov",
+    "newton",
     "OnSphere",
     "Outcome",
     "parameter",
     "part",
     "PerPrompt",
     "PerRun",
+    "PoissonRegression",
     "preconditioned_gradient_descent",
     "Preconditioner",
     "preconditioners",
