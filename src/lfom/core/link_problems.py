@@ -100,7 +100,7 @@ class LinkExamples(IterateProblem):
 
     X: Float[Array, "n d *prompts"]
     y: Float[Array, "n *prompts"]
-    probe: Float[Array, "k d *prompts"]
+    probe: Any  # (k, d, *prompts)
     target: Float[Array, "k *prompts"]
     asked: Float[Array, "k *prompts"]  # 1; 0 for a prompt that only fills up a batch
     link: Link = eqx.field(static=True)

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.scipy.special import xlogy
-from jaxtyping import PRNGKeyArray
 
 from lfom.core import checks
 from lfom.core.checks import InputError, is_concrete
@@ -45,8 +44,9 @@ class Link(abc.ABC):
         """The smallest b(eta) - target eta over all eta."""
 
     @abc.abstractmethod
-    def draw(self, key: PRNGKeyArray, eta: Array) -> Array:
-        """Labels, in the precision of eta."""
+    def quantile(self, share: Array, eta: Array) -> Array:
+        """The smallest label with at least this share of labels below it or at it: drawn from uniform shares, labels
+        have their law."""
 
     @abc.abstractmethod
     def is_label(self, values: np.ndarray) -> np.ndarray:
@@ -88,11 +88,12 @@ class Link(abc.ABC):
 def _all(allowed: Any, name: str, values: Any, rule: str) -> None:
     if not is_concrete(values):
         return
-    known = np.asarray(values)
+    prompts = np.ndim(values) == (2 if name == "y" else 1)
+    known = np.atleast_1d(np.asarray(values))
     bad = np.argwhere(~allowed(known))
     if len(bad):
         places = bad[0].tolist()
-        of_prompt = [f"prompt {places[0]}"] if known.ndim == (2 if name == "y" else 1) else []
+        of_prompt = [f"prompt {places[0]}"] if prompts else []
         of_label = [f"label {places[-1]}"] if name == "y" else []
         where = ", ".join(of_prompt + of_label)
         raise InputError(
@@ -120,8 +121,8 @@ class LogisticLink(Link):
     def least(self, target: Array) -> Array:
         return -xlogy(target, target) - xlogy(1 - target, 1 - target)
 
-    def draw(self, key: PRNGKeyArray, eta: Array) -> Array:
-        return (jax.random.uniform(key, eta.shape, eta.dtype) < self.mean(eta)).astype(eta.dtype)
+    def quantile(self, share: Array, eta: Array) -> Array:
+        return (share > self.mean(-eta)).astype(eta.dtype)
 
     def is_label(self, values: np.ndarray) -> np.ndarray:
         return (values == 0) | (values == 1)
@@ -157,8 +158,25 @@ class PoissonLink(Link):
     def least(self, target: Array) -> Array:
         return target - xlogy(target, target)
 
-    def draw(self, key: PRNGKeyArray, eta: Array) -> Array:
-        return jax.random.poisson(key, self.mean(eta)).astype(eta.dtype)
+    def quantile(self, share: Array, eta: Array) -> Array:
+        """Probabilities taken away one by one, as long as something is left. Those of large counts end where a number
+        of this precision does not tell their sum from 1."""
+        log_rate, rate, eps = jnp.minimum(eta, self.largest), self.mean(eta), jnp.finfo(eta.dtype).eps
+
+        def take(state: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
+            k, log_factorial, left, count = state
+            probability = jnp.exp(k * log_rate - rate - log_factorial)
+            more = (left > probability) & ((k < rate) | (probability > eps))
+            return (
+                k + 1,
+                log_factorial + jnp.log(k + 1),
+                jnp.where(more, left - probability, 0),
+                count + more,
+            )
+
+        zero = jnp.zeros((), eta.dtype)
+        start = (zero, zero, share, jnp.zeros_like(eta))
+        return jax.lax.while_loop(lambda state: (state[2] > 0).any(), take, start)[3]
 
     def is_label(self, values: np.ndarray) -> np.ndarray:
         return (values >= 0) & (values == np.floor(values))
