@@ -4,7 +4,7 @@ import importlib
 from typing import Any
 
 from lfom.adaptation import Adaptation, PerPrompt, adapt
-from lfom.core import coefficients, memories, preconditioners, problems, readers
+from lfom.core import coefficients, links, memories, preconditioners, problems, readers
 from lfom.core.archive import own_version
 from lfom.core.checks import InputError
 from lfom.core.coefficients import Coefficient
@@ -41,6 +41,7 @@ from lfom.methods.classical import (
     ridge,
 )
 from lfom.methods.memformer import linear_transformer, memformer, mixture
+from lfom.methods.newton import newton
 from lfom.methods.optimal import best_constant_step, fast_gradient, item, ogm, ogm_g, silver
 from lfom.prompts.directions import GammaLengths, OnSphere
 from lfom.prompts.distributions import (
@@ -52,8 +53,9 @@ from lfom.prompts.distributions import (
     haar_rotation,
 )
 from lfom.prompts.functions import GaussianProcess
+from lfom.prompts.generalised import LinkRegression, LogisticRegression, PoissonRegression
 from lfom.prompts.lengths import AnyLength
-from lfom.prompts.prompt import Prompt, prompt_from_arrays
+from lfom.prompts.prompt import LinkPrompt, Prompt, prompt_from_arrays
 from lfom.prompts.queries import OneOrthant, OrthogonalQuery, RepeatedQuery
 from lfom.prompts.run import Trajectory, run
 from lfom.prompts.shifts import AnyOf, HeavyTailed, RandomScale, turn
@@ -127,7 +129,11 @@ __all__ = [
     "LinearKernel",
     "LinearRegression",
     "LinearSystems",
+    "LinkPrompt",
+    "LinkRegression",
+    "links",
     "load",
+    "LogisticRegression",
     "memformer",
     "memories",
     "Memory",
@@ -139,6 +145,7 @@ __all__ = [
     "ogm",
     "ogm_g",
     "OneOrthant",
+    "newton",
     "OnSphere",
     "OrthogonalQuery",
     "Outcome",
@@ -147,6 +154,7 @@ __all__ = [
     "PerPrompt",
     "PerRun",
     "PosteriorMean",
+    "PoissonRegression",
     "preconditioned_gradient_descent",
     "Preconditioner",
     "preconditioners",

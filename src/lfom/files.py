@@ -11,7 +11,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from lfom.adaptation import PerPrompt
-from lfom.core import archive, checks, coefficients, kernels, memories, methods, preconditioners, readers
+from lfom.core import (
+    archive,
+    checks,
+    coefficients,
+    kernels,
+    links,
+    memories,
+    methods,
+    preconditioners,
+    readers,
+)
 from lfom.core.archive import LICENCE, Refused, damaged
 from lfom.core.checks import InputError
 from lfom.core.content import built, described, same_name
@@ -21,7 +31,8 @@ from lfom.core.parameters import check_layers
 from lfom.core.runs import PerRun
 from lfom.limits.optimum import Horner, Optimum
 from lfom.limits.posterior import PosteriorMean
-from lfom.prompts import directions, distributions, functions, lengths, queries, shifts
+from lfom.methods import newton
+from lfom.prompts import directions, distributions, functions, generalised, lengths, queries, shifts
 from lfom.solving.certificate import Certificate
 from lfom.solving.kinds import Kind
 from lfom.solving.records import Accuracy, Bound, Record
@@ -34,15 +45,18 @@ MOST_LAYERS = 100_000  # of a method none of whose arrays counts layers
 MODULES = (
     coefficients,
     kernels,
+    links,
     memories,
     methods,
     preconditioners,
     readers,
+    newton,
     directions,
     distributions,
     functions,
     lengths,
     queries,
+    generalised,
     shifts,
 )
 OTHERS = (PerRun, Optimum, Horner, PosteriorMean, PerPrompt, Adam, LeastSquares, State, Fit, Checkpoint, Certificate, Kind, Accuracy, Bound, Record, Structure)  # fmt: skip

@@ -16,6 +16,7 @@ from lfom import reference
 from lfom.core.arrays import as_array
 from lfom.core.coefficients import Hadamard, Pair, Scalar
 from lfom.core.kernels import KERNELS
+from lfom.core.links import LogisticLink, PoissonLink
 from lfom.core.memories import Bank, Forget, Memory, Register
 from lfom.core.methods import Algorithm, Method
 from lfom.core.preconditioners import Full, Scaled, Shared
@@ -305,6 +306,24 @@ def check_kernels(rng: np.random.Generator) -> float:
     return worst
 
 
+def check_links(rng: np.random.Generator) -> float:
+    """Iterates against tokens where labels follow through a link: every memory, two heads, one with B."""
+    d, depth, worst = 3, 3, 0.0
+    plain = random_prompt(rng, d=d, n=7)
+    A, B = random_matrices(rng, plain, depth), 0.3 * random_matrices(rng, plain, depth)
+    rewriting = Normalised(Gradient(Full(as_array(0.3 * A)), Full(as_array(B))))
+    reader = Heads((Gradient(Full(as_array(A))), rewriting))
+    labels = {LogisticLink(): rng.uniform(size=7) < 0.5, PoissonLink(): np.floor(4 * rng.uniform(size=7))}
+    for link, y in labels.items():
+        prompt = prompt_from_arrays(plain.X, y.astype(float), plain.query, 0.5, link=link)
+        for memory in random_memories(rng, d, depth):
+            method = Method(reader, memory, depth)
+            if "iterates" in method.views and "tokens" in method.views:
+                found, wanted = (run(method, prompt, view=v).predictions for v in ("iterates", "tokens"))
+                worst = max(worst, relative(found, wanted))
+    return worst
+
+
 def check_spectral(rng: np.random.Generator) -> float:
     """GD++ with A_l = a_l M, B_l = b_l I on each eigenvalue by itself, against tokens; any definite M."""
     d, depth, worst = 4, 3, 0.0
@@ -482,6 +501,7 @@ CHECKS: dict[str, Callable[[np.random.Generator], float]] = {
     "Iterate view = token view": check_views,
     "Joint view = token view, any P and Q": check_joint,
     "Kernel view = token view = descent on functions": check_kernels,
+    "Iterate view = token view, classes and counts": check_links,
     "GD++ on eigenvalues = token view": check_spectral,
     "Heads collapse (B = 0, one memory)": check_heads_collapse,
     "A learned method = the Transformer that runs it": check_learned,
@@ -497,6 +517,7 @@ MANY_SMALL = (
     check_views,
     check_joint,
     check_kernels,
+    check_links,
     check_spectral,
     check_tokens,
 )  # many methods of one small size: run op by op, since a program for

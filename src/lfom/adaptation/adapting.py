@@ -293,7 +293,7 @@ def _of_each_run(thing: Any, runs: int) -> list[Any]:
 
 def _arrays(prompts: list[Prompt]) -> tuple[np.ndarray, ...]:
     """The checked fields with axes of runs and prompts: X (runs, prompts, n, d), and so on."""
-    whole = [checked(one) for one in prompts]
+    whole = [checked(one).linear() for one in prompts]
     whole = [one if one.batched else jax.tree.map(lambda a: a[None], one) for one in whole]
     X, y, query, target = (
         np.stack([np.asarray(getattr(one, name)) for one in whole]) for name in ("X", "y", "query", "target")

@@ -69,7 +69,7 @@ def stages(phases: list[Phase], d: int, depths: tuple[int, ...], runs: int) -> l
             products = 2.0 * d * columns**2 / MATRIX_RATE
             rest = (d * forward / MATRIX_RATE if fast else 3 * d * forward / RATE) + 6 * forward / RATE
             per_prompt = DRAW * d * d + products + rest
-            first, last = options.levels(model, depth, d)
+            first, last = options.levels(fast, depth, d)
             levels = [(last, options.passes[1])]
             if not phase.careful:
                 levels.insert(0, (first, options.passes[0]))

@@ -24,9 +24,11 @@ from lfom.core.states import Columns, Direction, Iterate, Track
 
 class Problem(eqx.Module):
     """What the loop, the readers and the memories ask of a problem. prompts_last: whether prompts ride on
-    trailing axes; parameters of each prompt's own may do so as well then."""
+    trailing axes; parameters of each prompt's own may do so as well then. is_quadratic: whether the loss of the
+    context is one, so that polynomials of its Hessian tell all."""
 
     prompts_last: ClassVar[bool] = False
+    is_quadratic: ClassVar[bool] = False
 
     @abc.abstractmethod
     def start(self, *, splits: bool, moves_covariates: bool) -> Any:
@@ -78,6 +80,10 @@ class Problem(eqx.Module):
             f"this needs the Gram matrix of a quadratic, which {type(self).__name__} does not have."
         )
 
+    def hessian_at_start(self) -> Array:
+        """H where a method starts, (d, d, *prompts): it sets the scale of steps."""
+        return self.as_quadratic().gram
+
     def residual(self, answer: Array) -> Float[Array, "k *prompts"]:
         """What training makes small: how far an answer is from the one that is asked for."""
         raise InputError(
@@ -113,9 +119,17 @@ def read_along(state: Iterate, found: Direction, name: str) -> Direction:
     return found
 
 
+def read_tokens(reader: Any, Z: Array, problem: Problem) -> Array:
+    """What a reader makes of tokens, which is added to them."""
+    with jax.default_matmul_precision("highest"):  # products of a GPU keep three digits otherwise
+        return read_as(Z, reader.on_tokens(Z, problem), f"{type(reader).__name__}.on_tokens")
+
+
 class Tokens(Problem):
     """The prompt as the matrix Z_0 of Section 2.1, (d+1, n+1); the last column is the query. A batch has
     a leading axis; `each` runs it."""
+
+    is_quadratic = True
 
     Z_0: Float[Array, "*prompts rows tokens"]
     target: Float[Array, "*prompts"] | None = None
@@ -136,8 +150,7 @@ class Tokens(Problem):
         return state + step
 
     def read(self, reader: Any, state: Array) -> Array:
-        with jax.default_matmul_precision("highest"):  # products of a GPU keep three digits otherwise
-            return read_as(state, reader.on_tokens(state, self), f"{type(reader).__name__}.on_tokens")
+        return read_tokens(reader, state, self)
 
     def times(self, coefficient: Any, direction: Array) -> Array:
         return coefficient.on_tokens(direction)
@@ -197,6 +210,14 @@ class IterateProblem(Problem):
     @abc.abstractmethod
     def gradient(self, w: Array) -> Array:
         """The gradient of the context's loss at w."""
+
+    def value(self, w: Array) -> Array:
+        """The context's loss at w."""
+        raise InputError(f"{type(self).__name__} does not tell the value of its loss, only its gradient.")
+
+    def hessian(self, w: Array) -> Array:
+        """Its second derivative at w, (d, d, *prompts)."""
+        raise InputError(f"{type(self).__name__} does not tell the second derivative of its loss.")
 
     def inner(self, left: Array, right: Array) -> Array:
         """The inner product of two vectors, one number per prompt."""
@@ -298,7 +319,7 @@ class Quadratic(IterateProblem):
     Prompts ride on trailing axes; a probe without them is shared by all.
     """
 
-    prompts_last = True
+    prompts_last, is_quadratic = True, True
 
     gram: Float[Array, "d d *prompts"]
     moment: Float[Array, "d *prompts"]
@@ -419,7 +440,7 @@ class JointGram(Problem):
     asked is said as in `Quadratic`; prompts ride on trailing axes.
     """
 
-    prompts_last = True
+    prompts_last, is_quadratic = True, True
 
     context: Float[Array, "rows short *prompts"]  # Y
     probe: Any = None  # (k, d, *prompts), or (k, d) shared by all
@@ -501,6 +522,8 @@ class Examples(IterateProblem):
     """The same quadratic from the examples X (n, d) and y (n,), without forming G: cheaper
     while twice the number of steps stays below d."""
 
+    is_quadratic = True
+
     X: Float[Array, "n d"]
     y: Float[Array, " n"]
 
@@ -526,6 +549,8 @@ class Examples(IterateProblem):
 
 class Operator(IterateProblem):
     """w.Aw/2 - b.w with A given as a function: operator(data, v) = A v. Unknowns may be grids."""
+
+    is_quadratic = True
 
     operator: Callable[[Any, Array], Array] = eqx.field(static=True)
     data: Any

@@ -7,7 +7,7 @@ from typing import Any
 _NAMES = (
     "cg_without_preconditioning", "cg_with_preconditioning", "lfom_nonisotropic", "nag_vs_Memformer",
     "mgd_vs_Memformer", "text_spectrum", "other_covariates", "free_attention", "lfom_gdpp_nonisotropic",
-    "richer_memory", "functional_gradient", "efficiency", "sigma_convergence", "layers5", "layers7",
+    "richer_memory", "functional_gradient", "glm", "efficiency", "sigma_convergence", "layers5", "layers7",
     "batch_size_1", "batch_size_10", "batch_size_sweep", "ExtractedLFOMvsCGD", "learnability",
     "5head_attention_experiment", "mixture_of_experts_ood", "adaptation", "how_many_experts",
     "gaussian_mixture_model_ood_lt", "gaussian_mixture_model_ood_mem", "prefixes", "guarantee",

@@ -199,14 +199,14 @@ def _matrices(name: str, value: Any, steps: int) -> Preconditioner:
 
 def least_squares(prompt: Prompt) -> Array:
     """The exact least-squares solution of each prompt, of smallest norm if there are many."""
-    prompt = checked(prompt)
+    prompt = checked(prompt).linear()
     solve = lambda X, y: jnp.linalg.lstsq(X, y)[0]  # noqa: E731
     return jax.vmap(solve)(prompt.X, prompt.y) if prompt.batched else solve(prompt.X, prompt.y)
 
 
 def ridge(prompt: Prompt, penalty: Any) -> Array:
     """argmin |Xw - y|^2 / 2n + penalty |w|^2 / 2 for each prompt."""
-    prompt, penalty = checked(prompt), checks.positive("penalty", penalty)
+    prompt, penalty = checked(prompt).linear(), checks.positive("penalty", penalty)
 
     def solve(X: Array, y: Array) -> Array:
         n, d = X.shape

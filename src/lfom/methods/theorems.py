@@ -32,7 +32,7 @@ def conjugate_gradient_memformer(prompt: Prompt, depth: int, stop: float = 0.0) 
     """
     if prompt.batched:
         raise InputError("prompt is a batch: Theorem 1 holds per prompt. Pass one, or vmap over them.")
-    method, tokens = conjugate_memformer(depth, stop), Tokens.of(checked(prompt))
+    method, tokens = conjugate_memformer(depth, stop), Tokens.of(checked(prompt).linear())
     _, _, (alpha, gamma) = trace(method, tokens, None, lambda state, past: (past.alpha, past.gamma))
     return Method(Gradient(Identity()), Register(alpha, gamma), method.depth)
 

@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
@@ -16,6 +16,7 @@ from lfom.core.arrays import as_array, matmat, matvec, numpy_or_jax, on_host, pa
 from lfom.core.checks import InputError
 from lfom.core.kernels import Kernel
 from lfom.core.problems import JointGram, Problem, Quadratic
+from lfom.core.states import VIEWS
 from lfom.prompts.prompt import Prompt
 
 PUBLISHED_SPECTRUM = (1.0, 1.0, 0.25, 0.0625, 1.0)  # of the authors' code and all their curves
@@ -41,7 +42,11 @@ class Prior(NamedTuple):
 
 
 class Distribution(eqx.Module):
-    """Where prompts come from."""
+    """Where prompts come from. views: those that its prompts can be read in. is_quadratic: whether the loss of a
+    context is one, as that of linear regression is."""
+
+    views: ClassVar[tuple[str, ...]] = VIEWS
+    is_quadratic: ClassVar[bool] = True
 
     @property
     @abc.abstractmethod

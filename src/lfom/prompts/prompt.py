@@ -1,5 +1,6 @@
 """A prompt: examples in context, a query, and the label that is asked for (Section 2.1)."""
 
+import dataclasses
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -9,9 +10,13 @@ from jaxtyping import Float
 from lfom.core import checks
 from lfom.core.checks import InputError
 from lfom.core.kernels import Kernel
-from lfom.core.problems import JointGram, KernelMatrix, Problem, Quadratic, Tokens
+from lfom.core.link_problems import LinkExamples, LinkTokens
+from lfom.core.links import Link
+from lfom.core.problems import Examples, IterateProblem, JointGram, KernelMatrix, Problem, Quadratic, Tokens
+from lfom.core.states import VIEWS, NoSuchView
 
 OF_VIEW: dict[str, Any] = {"iterates": Quadratic.of, "joint": JointGram.of, "tokens": Tokens.of}
+OF_LINK: dict[str, Any] = {"iterates": LinkExamples.of, "tokens": LinkTokens.of}
 
 
 class Prompt(eqx.Module):
@@ -19,11 +24,12 @@ class Prompt(eqx.Module):
 
     Rows are examples. A batch of prompts has one leading axis on every field. has_gram: whether the loss of its
     context is that of least squares, which Gram matrices tell. has_prefixes: whether its first k examples are a prompt of
-    k examples.
+    k examples. views: those that it can be read in.
     """
 
     has_gram: ClassVar[bool] = True
     has_prefixes: ClassVar[bool] = True
+    views: ClassVar[tuple[str, ...]] = VIEWS
 
     X: Float[Array, "*prompts n d"]
     y: Float[Array, "*prompts n"]
@@ -39,12 +45,55 @@ class Prompt(eqx.Module):
         """The prompt, or the batch, as what is read in a view; in "kernel" with this kernel."""
         return OF_VIEW[view](self) if kernel is None or view != "kernel" else KernelMatrix.of(self, kernel)
 
+    def examples(self) -> IterateProblem:
+        """In the view of iterates without its Gram matrix."""
+        return Examples(self.X, self.y)
 
-def prompt_from_arrays(X: Any, y: Any, query: Any, target: Any, weights: Any = None) -> Prompt:
+    def check_labels(self) -> None:
+        """Labels may be any number."""
+
+    def linear(self) -> "Prompt":
+        """The prompt, where labels are x.w and noise."""
+        return self
+
+
+class LinkPrompt(Prompt):
+    """A prompt of a generalised linear model: labels have the mean link.mean(x.w), and the target is a label too, or
+    its mean, where that is known. What a method predicts is x.w; link.mean of it is the label to expect."""
+
+    has_gram = False
+    views = tuple(OF_LINK)
+
+    link: Link = eqx.field(static=True, kw_only=True)
+
+    def problem(self, view: str, kernel: Kernel | None = None) -> Problem:
+        if view not in OF_LINK:
+            raise NoSuchView(
+                f"prompts with a {type(self.link).__name__} have no view {view!r}: run it with view='tokens'."
+            )
+        return OF_LINK[view](self)
+
+    def examples(self) -> IterateProblem:
+        return LinkExamples.of(self)
+
+    def check_labels(self) -> None:
+        self.link.check(self.y, self.target)
+
+    def linear(self) -> Prompt:
+        raise InputError(
+            f"the labels of these prompts are not x.w: they follow from it through a {type(self.link).__name__}. This "
+            "needs labels of linear regression."
+        )
+
+
+def prompt_from_arrays(
+    X: Any, y: Any, query: Any, target: Any, weights: Any = None, *, link: Link | None = None
+) -> Prompt:
     """One prompt, or a batch of them, from a user's own arrays, checked.
 
     X: (n, d) or (prompts, n, d); y: (n,) or (prompts, n); query: (d,) or (prompts, d);
-    target: a number or (prompts,); weights: the true w (d,) or (prompts, d) where known.
+    target: a number or (prompts,); weights: the true w (d,) or (prompts, d) where known. link: of a generalised linear
+    model, such as lfom.links.LogisticLink() for classes 0 and 1; the target may be a label or its mean then.
 
     >>> prompt_from_arrays([[1.0, 0.0]], [2.0], query=[0.5, 1.0], target=1.0).X.shape
     (1, 2)
@@ -56,15 +105,26 @@ def prompt_from_arrays(X: Any, y: Any, query: Any, target: Any, weights: Any = N
     item = None if rank == 2 else "prompt"
     X = checks.real_array("X", X, (*lead, None, None), item=item)
     batch, (n, d) = X.shape[:-2], X.shape[-2:]
-    return Prompt(
+    plain = Prompt(
         X,
         checks.real_array("y", y, (*batch, n), item=item),
         checks.real_array("query", query, (*batch, d), item=item),
         checks.real_array("target", target, batch, item=item),
         None if weights is None else checks.real_array("weights", weights, (*batch, d), item=item),
     )
+    if link is None:
+        return plain
+    linked = LinkPrompt(*_arrays(plain), link=link)
+    linked.check_labels()
+    return linked
 
 
 def checked(prompt: Prompt) -> Prompt:
     """The same prompt, or an error that says what is wrong with it."""
-    return prompt_from_arrays(prompt.X, prompt.y, prompt.query, prompt.target, prompt.weights)
+    plain = prompt_from_arrays(*_arrays(prompt))
+    prompt.check_labels()
+    return dataclasses.replace(prompt, **vars(plain))
+
+
+def _arrays(prompt: Prompt) -> tuple[Any, ...]:
+    return prompt.X, prompt.y, prompt.query, prompt.target, prompt.weights

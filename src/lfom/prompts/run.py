@@ -14,8 +14,8 @@ from lfom.core.arrays import PROMPTS_LAST
 from lfom.core.kernels import check_semidefinite
 from lfom.core.methods import Algorithm
 from lfom.core.parameters import check_layers, leaves, replaced
-from lfom.core.problems import Examples, IterateProblem, JointGram, KernelMatrix, Problem, Quadratic, Tokens
-from lfom.core.states import VIEWS, NoSuchView
+from lfom.core.problems import IterateProblem, JointGram, KernelMatrix, Problem
+from lfom.core.states import VIEWS, NoSuchView, common
 from lfom.core.unroll import unroll
 from lfom.prompts.prompt import Prompt, checked
 
@@ -24,7 +24,8 @@ class Trajectory(eqx.Module):
     """What `run` returns: predictions after 0, 1, ..., depth steps, and w where it exists.
 
     Steps lead: predictions (depth+1, *prompts), weights (depth+1, *prompts, d). On a Problem predictions
-    are what it reads out: w, where its state is an iterate.
+    are what it reads out: w, where its state is an iterate. On prompts with a link predictions are x.w of the query;
+    link.mean of them is the label to expect.
     """
 
     predictions: Float[Array, "steps ..."]
@@ -50,17 +51,19 @@ def run(algorithm: Algorithm, prompt: Prompt | Problem, *, view: str | None = No
     prompt = checked(prompt)
     if view is not None:
         checks.known("view", view, VIEWS)
-    elif not algorithm.views:
-        view = "iterates"  # says why not
-    return RUNNERS[view or algorithm.views[0]](algorithm, prompt)
+    else:
+        view = next(iter(common(algorithm.views, prompt.views)), "iterates")  # says why not
+    if view not in prompt.views:
+        prompt.problem(view)  # says why not
+    return RUNNERS[view](algorithm, prompt)
 
 
 def iterate_problem(prompt: Prompt, algorithm: Algorithm) -> IterateProblem:
     """The cheaper of the Gram matrix (n d^2 once) and the examples (2 n d per step)."""
     d = prompt.X.shape[-1]
     if algorithm.moves_covariates or 2 * algorithm.depth >= d:
-        return Quadratic.of(prompt)
-    return Examples(prompt.X, prompt.y)
+        return prompt.problem("iterates")  # type: ignore[return-value]
+    return prompt.examples()
 
 
 def _each(one: Callable[[Algorithm, Prompt], Array], algorithm: Algorithm, prompt: Prompt) -> Array:
@@ -80,7 +83,7 @@ def _each(one: Callable[[Algorithm, Prompt], Array], algorithm: Algorithm, promp
 @eqx.filter_jit
 def _on_tokens(algorithm: Algorithm, prompt: Prompt) -> Trajectory:
     def one(algorithm: Algorithm, single: Prompt) -> Array:
-        return unroll(algorithm, Tokens.of(single))
+        return unroll(algorithm, single.problem("tokens"))
 
     return Trajectory(_each(one, algorithm, prompt), None, "tokens")
 
@@ -88,7 +91,7 @@ def _on_tokens(algorithm: Algorithm, prompt: Prompt) -> Trajectory:
 @eqx.filter_jit
 def _on_iterates(algorithm: Algorithm, prompt: Prompt) -> Trajectory:
     if prompt.batched and prompt.X.shape[-1] <= PROMPTS_LAST:  # prompts last: see lfom.core.arrays
-        w = jnp.moveaxis(unroll(algorithm, Quadratic.of(prompt)), 1, -1)
+        w = jnp.moveaxis(unroll(algorithm, prompt.problem("iterates")), 1, -1)
     else:
 
         def one(algorithm: Algorithm, single: Prompt) -> Array:

@@ -5,6 +5,7 @@ mixtures with unequal means are `GaussianMixture`. Here are heavy tails, a varia
 from prompt to prompt, the union of several distributions, and a rotation by a given angle.
 """
 
+import dataclasses
 from typing import Any
 
 import equinox as eqx
@@ -107,7 +108,7 @@ class RandomScale(Distribution):
         base_key, scale_key = jax.random.split(key)
         plain, c = self.base.prompt(base_key), self._scale(scale_key, ())
         w = None if plain.weights is None else plain.weights / c
-        return Prompt(c * plain.X, plain.y, c * plain.query, plain.target, w)
+        return dataclasses.replace(plain, X=c * plain.X, query=c * plain.query, weights=w)
 
     def quadratics(self, key: PRNGKeyArray, count: int) -> Quadratic:
         base_key, scale_key = jax.random.split(key)

@@ -20,6 +20,7 @@ from lfom.core.methods import Algorithm
 from lfom.core.parameters import rebuilt, widened
 from lfom.core.problems import Problem, Quadratic
 from lfom.core.runs import PerRun, by_run, common_runs, take
+from lfom.core.states import VIEWS, common
 from lfom.core.threads import in_threads
 from lfom.core.unroll import losses
 from lfom.training.prefixes import PrefixScore, prefix_scores
@@ -116,7 +117,7 @@ def _sums(structure: Any, arrays: list[Array], active: Array, steps: Array, prom
     return jnp.sum(values, axis=1), jnp.sum(values**2, axis=1), values[steps]
 
 
-def _entries(methods: Mapping[str, Any], d: int) -> list[_Entry]:
+def _entries(methods: Mapping[str, Any], d: int, views: tuple[str, ...] = VIEWS) -> list[_Entry]:
     """Methods that differ only in their numbers and in how many layers they use get one structure: written
     in their common form, and as many layers as the deepest of them, the others switched off."""
     runs = {name: by_run(method) for name, method in methods.items()}
@@ -138,7 +139,7 @@ def _entries(methods: Mapping[str, Any], d: int) -> list[_Entry]:
             arrays = [[leaf for leaf in jax.tree.leaves(one) if eqx.is_array(leaf)] for one in filled]
             active = (np.arange(filled[0].depth) < layers[name]).astype(np.float32)
             structure = _structure(filled[0])
-            found.append(_Entry(name, _view(name, filled[0]), structure, arrays, active, layers[name]))
+            found.append(_Entry(name, _view(name, filled[0], views), structure, arrays, active, layers[name]))
     return sorted(found, key=lambda entry: list(methods).index(entry.name))
 
 
@@ -147,13 +148,15 @@ def _each_run(runs: Any) -> list[Any]:
     return PerRun(runs.stacked.as_algorithm()).each()
 
 
-def _view(name: str, method: Algorithm) -> View:
-    if not method.views:
+def _view(name: str, method: Algorithm, views: tuple[str, ...]) -> View:
+    """The cheapest that both have."""
+    found = common(method.views, views)
+    if not found:
         raise checks.InputError(
             f"{name} has no view: its reader and its coefficients do not run in the same one. Run it to see which "
             "part needs which."
         )
-    view = method.views[0]
+    view = found[0]
     return view, method.kernel if view == "kernel" else None
 
 
@@ -218,7 +221,8 @@ def evaluate(
     )
     chunk = min(chunk, prompts)
     each = by_run(data)
-    entries = _entries(methods, (data if each is None else each[0]).dimension)
+    first = data if each is None else each[0]
+    entries = _entries(methods, first.dimension, first.views)
     sources = [take(data, ...)] if each is None else each.each()
     if len(sources) == 1 and each is None:
         sources = sources * common_runs(**methods)
@@ -243,7 +247,7 @@ def _draw(
     key = jax.random.fold_in(jax.random.fold_in(key, index), run)
     names = {view[0] for view in views}
     if names <= {"iterates"}:
-        return [source.quadratics(key, chunk)]
+        return [source.problems(key, chunk, "iterates")]
     if names <= {"iterates", "joint"}:
         joints = source.joints(key, chunk)
         return [joints if view[0] == "joint" else joints.as_quadratic() for view in views]

@@ -23,6 +23,7 @@ from lfom.core.methods import Algorithm
 from lfom.core.parameters import check_dimension, check_layers
 from lfom.core.parameters import kinds as kinds_of
 from lfom.core.runs import PerRun, by_run, common_runs
+from lfom.core.states import VIEWS, common
 from lfom.core.vectors import Parameters, from_vector, parameters, vector_of
 from lfom.training.adam import Adam
 from lfom.training.least_squares import LeastSquares
@@ -119,10 +120,12 @@ def fit(
     models = _each(model)
     model = models[0]
     wanted = _depths(model, depths)
+    runs = by_run(data)
+    views = getattr(data if runs is None else runs.stacked, "views", VIEWS)
     if optimiser is None:
-        optimiser = default_optimiser(model, _groups_of(train)[0])
+        optimiser = default_optimiser(model, _groups_of(train)[0], views)
     optimisers = _optimisers(optimiser)
-    view = trained_view(model)
+    view = trained_view(model, views)
     for one in optimisers:
         one.check_view(view)
     check_layers(model, model.depth)
@@ -211,24 +214,27 @@ def _depths(model: Algorithm, depths: Sequence[int] | None) -> tuple[int, ...]:
     return tuple(sorted(set(depths)))
 
 
-def default_optimiser(model: Algorithm, train: Any = None) -> LeastSquares | Adam:
+def default_optimiser(
+    model: Algorithm, train: Any = None, views: tuple[str, ...] = VIEWS
+) -> LeastSquares | Adam:
     """Least squares where the parameters are few and the model runs on iterates or kernels, otherwise Adam: from the random
     numbers that attention with any P and Q begins with, least squares does not find its way."""
-    view = trained_view(model)
+    view = trained_view(model, views)
     if view in FROM_RANDOM:
         return FROM_RANDOM[view]
     few = parameters(model, train).size <= LEAST_SQUARES_UP_TO
     return LeastSquares() if few else Adam(10_000, schedule="cosine")
 
 
-def trained_view(model: Algorithm) -> str:
-    """The cheapest view that the model has."""
-    if not model.views:
+def trained_view(model: Algorithm, views: tuple[str, ...] = VIEWS) -> str:
+    """The cheapest view that the model has, of those that its prompts can be read in."""
+    found = common(model.views, views)
+    if not found:
         raise InputError(
             "this model has no view: its reader and its coefficients do not run in the same one. Run it to see "
             "which part needs which."
         )
-    return model.views[0]
+    return found[0]
 
 
 def _groups_of(train: Any) -> list[tuple[str, ...] | None]:

@@ -15,7 +15,9 @@ import numpy as np
 from jax import Array
 
 from lfom.core import checks
+from lfom.core.arrays import as_array
 from lfom.core.checks import InputError
+from lfom.core.vectors import vector_of
 from lfom.training.direct import Direct
 from lfom.training.krylov import Krylov, has_krylov_view
 from lfom.training.spectral import PROMPTS, has_spectral_view, matrices_of, matrix_phase, spectral_state
@@ -86,11 +88,11 @@ class LeastSquares:
             return _spectral(phase, self, setting, state)
         return run_least_squares(phase, self, setting, state)
 
-    def levels(self, model: Any, depth: int, d: int) -> tuple[int, int]:
+    def levels(self, in_krylov_view: bool, depth: int, d: int) -> tuple[int, int]:
         """Prompts of a pass at the beginning and at the end. Tails get heavier with depth, so more
         prompts are needed; they are cheap in the Krylov view."""
         deeper = max(1.0, depth / 4)
-        if has_krylov_view(model):
+        if in_krylov_view:
             first, last = 5_000 * deeper**2.5, 60_000 * deeper**4 * min(1.0, 5 / d)
         else:
             first, last = 2_000, 25_000 * deeper**3
@@ -146,14 +148,16 @@ class Passes(Protocol):
 
 def run_least_squares(phase: Phase, options: LeastSquares, setting: Setting, state: State) -> State:
     """Passes until the last level is done."""
-    view = Krylov if has_krylov_view(phase.parameters.template) else Direct
-    passes: Passes = view(phase.parameters, setting)
+    in_krylov_view = setting.source.is_quadratic and has_krylov_view(phase.parameters.template)
+    passes: Passes = (Krylov if in_krylov_view else Direct)(phase.parameters, setting)
     fixed = setting.source.is_fixed
-    levels = options.levels(phase.parameters.template, max(setting.depths), setting.pilot.mean_gram.shape[-1])
+    levels = options.levels(in_krylov_view, max(setting.depths), setting.pilot.mean_gram.shape[-1])
     levels = (levels[1],) if phase.careful or fixed else levels  # type: ignore[assignment]
     damping = CAREFUL if phase.careful else DAMPING
     if state.level < len(levels):
         passes.prepare(state.vectors, setting.keys(state.phase, state.step), len(damping))
+    if phase.anew and not state.step and not setting.source.is_quadratic:
+        state = replace(state, vectors=_best_scale(passes, phase, setting, state, len(damping)))
     while state.level < len(levels):
         here = (state.phase, state.level)
         done = sum(1 for row in state.history if (row["number"], row["level"]) == here)
@@ -207,6 +211,18 @@ def run_least_squares(phase: Phase, options: LeastSquares, setting: Setting, sta
         if setting.watch:
             setting.watch(state, record)
     return state if phase.careful or fixed else _with_best_coefficients(passes, levels[-1], setting, state)
+
+
+def _best_scale(passes: Passes, phase: Phase, setting: Setting, state: State, halvings: int) -> np.ndarray:
+    """Where to begin: with steps as they are, half as long, a quarter, ..., whatever has the smallest loss. Away from
+    w = 0 the curvature may be many times that at the start, and from steps far too long no way leads back."""
+    model = phase.parameters.template
+    still = vector_of(model.begin(as_array(np.zeros(model.depth, np.float32))))
+    parts = 0.5 ** np.arange(1 + halvings)[:, None]
+    candidates = still + parts * (state.vectors[..., None, :] - still)
+    total = passes.score(candidates, setting.keys(state.phase, state.step), np.int32(0), np.int32(1))[0]
+    best = np.nan_to_num(np.asarray(total), nan=np.inf).argmin(axis=-1)
+    return np.take_along_axis(candidates, best[..., None, None], axis=-2)[..., 0, :]
 
 
 def _with_best_coefficients(passes: Any, prompts: int, setting: Setting, state: State) -> State:

@@ -12,6 +12,7 @@ from jax import Array
 from lfom.core.arrays import as_array
 from lfom.core.checks import InputError, count
 from lfom.core.kernels import Kernel
+from lfom.core.link_problems import LinkExamples, LinkTokens
 from lfom.core.problems import JointGram, KernelMatrix, Problem, Quadratic, Tokens
 from lfom.core.runs import PerRun, by_run, stack, take
 from lfom.prompts.distributions import Distribution
@@ -46,6 +47,10 @@ class Fresh(eqx.Module):
     def is_fixed(self) -> bool:
         return False
 
+    @property
+    def is_quadratic(self) -> bool:
+        return self.distributions.is_quadratic
+
     def ranges(self, prompts: int) -> tuple[range, range, int]:
         """Chunks to train on, chunks to judge on, and how many prompts these last hold."""
         chunks = -(-prompts // self.chunk)
@@ -67,7 +72,7 @@ class Fixed(eqx.Module):
     """A set of prompts per run, cut into chunks: arrays (runs, chunks, ..., chunk). The last
     chunk is filled up with empty prompts, whose residuals are zero."""
 
-    chunks: Quadratic | JointGram
+    chunks: Quadratic | JointGram | LinkExamples
     prompts: int = eqx.field(static=True)
     chunk: int = eqx.field(static=True)
     training: int = eqx.field(static=True)  # chunks that are trained on; the others judge steps
@@ -88,6 +93,10 @@ class Fixed(eqx.Module):
     @property
     def is_fixed(self) -> bool:
         return True
+
+    @property
+    def is_quadratic(self) -> bool:
+        return self.chunks.is_quadratic
 
     def ranges(self, prompts: int) -> tuple[range, range, int]:
         """The whole set, whatever number was asked for."""
@@ -114,7 +123,7 @@ class Fixed(eqx.Module):
 class FixedTokens(eqx.Module):
     """A set of prompts per run for what reads tokens: arrays (runs, prompts, ...)."""
 
-    tokens: Tokens
+    tokens: Tokens | LinkTokens
     chunk: int = eqx.field(static=True)
 
     @property
@@ -127,13 +136,13 @@ class FixedTokens(eqx.Module):
 
     @property
     def dimension(self) -> int:
-        return int(self.tokens.Z_0.shape[-2]) - 1
+        return self.tokens.unknowns()
 
     @property
     def is_fixed(self) -> bool:
         return True
 
-    def batch(self, tokens: Any, key: Array, size: int, averaged: bool = False) -> Tokens:
+    def batch(self, tokens: Any, key: Array, size: int, averaged: bool = False) -> Problem:
         """A random subset of the set, or all of it."""
         prompts = tokens.Z_0.shape[0]
         if size >= prompts:
@@ -154,7 +163,7 @@ def sources(
         return Fresh(take(data, None) if runs is None else runs.stacked, chunk, view, kernel)
     items = [data] if runs is None else runs.each()
     if view == "tokens":
-        return FixedTokens(stack([Tokens.of(_one_batch(item, view)) for item in items]), chunk)
+        return FixedTokens(stack([_one_batch(item, view).problem(view) for item in items]), chunk)
     return _fixed([_prompts_last(item, view, kernel) for item in items], chunk, hold_out)
 
 

@@ -62,7 +62,7 @@ class Pilot:
 @jit_draws
 def _first_grams(source: Any, keys: Array) -> Array:
     def one(arrays: Any, key: Array) -> Array:
-        return source.draw(arrays, key, jnp.asarray(0)).as_quadratic().gram
+        return source.draw(arrays, key, jnp.asarray(0)).hessian_at_start()
 
     return jax.vmap(one)(source.arrays, keys)
 

@@ -12,7 +12,7 @@ from lfom.core import checks
 from lfom.core.arrays import as_array
 from lfom.core.methods import Algorithm
 from lfom.core.parameters import dimension
-from lfom.core.problems import Quadratic
+from lfom.core.problems import Problem
 from lfom.core.unroll import losses
 from lfom.limits.krylov import coefficients, moments
 
@@ -27,7 +27,7 @@ class Tuned(eqx.Module):
 
 def tune(
     build: Callable[..., Algorithm],
-    quadratics: Quadratic,
+    prompts: Problem,
     *,
     steps: int,
     parameters: int,
@@ -36,7 +36,7 @@ def tune(
     """The method `build(*parameters, steps)` whose last step has the smallest mean loss.
 
     The first parameter is a step size, searched on (0, highest / largest mean eigenvalue), the
-    others (momentum) on [0, 1): a grid first, then Nelder-Mead from its best.
+    others (momentum) on [0, 1): a grid first, then Nelder-Mead from its best. prompts: with prompts on the last axis.
 
     >>> from lfom import LinearRegression, gradient_descent
     >>> sample = LinearRegression([1.0, 0.5], context=6).quadratics(jax.random.key(0), 500)
@@ -44,12 +44,12 @@ def tune(
     >>> 0 < tuned.parameters[0] < 4
     True
     """
-    return tune_each(build, quadratics, steps=[steps], parameters=parameters, highest=highest)[steps]
+    return tune_each(build, prompts, steps=[steps], parameters=parameters, highest=highest)[steps]
 
 
 def tune_each(
     build: Callable[..., Algorithm],
-    quadratics: Quadratic,
+    prompts: Problem,
     *,
     steps: Sequence[int],
     parameters: int,
@@ -62,8 +62,9 @@ def tune_each(
         checks.count("steps", number)
     checks.count("parameters", parameters)
     deepest = max(steps)
-    largest = float(np.linalg.eigvalsh(np.mean(np.asarray(quadratics.gram), axis=-1, dtype=np.float64))[-1])
-    mean_losses = _mean_losses(build, quadratics, deepest, parameters)
+    hessian = np.asarray(prompts.hessian_at_start())
+    largest = float(np.linalg.eigvalsh(np.mean(hessian, axis=-1, dtype=np.float64))[-1])
+    mean_losses = _mean_losses(build, prompts, deepest, parameters)
     axes = [np.geomspace(0.02, 1.0, 16) * highest / largest] + [np.linspace(0.0, 0.95, 12)] * (parameters - 1)
     grid = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, parameters)
     on_grid = mean_losses(grid)
@@ -85,14 +86,20 @@ def tune_each(
 
 
 def _mean_losses(
-    build: Callable[..., Algorithm], quadratics: Quadratic, steps: int, parameters: int
+    build: Callable[..., Algorithm], prompts: Problem, steps: int, parameters: int
 ) -> Callable[[np.ndarray], np.ndarray]:
     """A function from parameters (candidates, parameters) to the mean losses after every step. A method
     whose coefficients are numbers is scored by the moments of the prompts: no prompt is looked at again."""
     example = build(*[0.5] * parameters, steps)
-    if not example.is_polynomial or dimension(example) is not None:
-        compiled = jax.jit(lambda values: jnp.mean(losses(build(*values, steps), quadratics), axis=-1))
-        return lambda grid: np.stack([np.asarray(compiled(as_array(values))) for values in grid])
+    if not prompts.is_quadratic or not example.is_polynomial or dimension(example) is not None:
+        compiled = jax.jit(lambda values, on: jnp.mean(losses(build(*values, steps), on), axis=-1))
+
+        def one_by_one(grid: np.ndarray) -> np.ndarray:
+            several, place = np.unique(grid, axis=0, return_inverse=True)  # of one that is repeated, one
+            return np.stack([np.asarray(compiled(as_array(values), prompts)) for values in several])[place]
+
+        return one_by_one
+    quadratics = prompts.as_quadratic()
     h = 1.2 * float(np.linalg.eigvalsh(np.moveaxis(np.asarray(quadratics.gram)[..., :1_000], -1, 0)).max())
     H, g, t = (np.asarray(a, np.float64) for a in moments(quadratics, None, steps, as_array(h)))
     run = jax.jit(jax.vmap(lambda values: coefficients(build(*values, steps), h)))
