@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from lfom.core.checks import InputError
+
 TOLERANCE = 1e-12  # asked of the solver, which stops earlier where rounding does not let it get there
 CONES = {"zero": "ZeroConeT", "positive": "NonnegativeConeT", "semidefinite": "PSDTriangleConeT"}
 Cones = list[tuple[str, int]]  # a name of these, and how many rows, or the size of the matrix
@@ -37,7 +39,12 @@ def minimise(
 ) -> tuple[np.ndarray, np.ndarray]:
     """min x.Px / 2 + q.x with b - A x in the cones: x and the multipliers. Whether they are any good is for the caller
     to look at; the solver's word is not asked."""
-    import clarabel  # here: `import lfom` need not wait for them
+    try:
+        import clarabel  # here: `import lfom` need not wait for them
+    except ImportError as error:
+        raise InputError(
+            "worst cases are semidefinite programs: install their solver, `clarabel`."
+        ) from error
     from scipy.sparse import csc_matrix
 
     settings = clarabel.DefaultSettings()
