@@ -22,7 +22,7 @@ from lfom.training import LeastSquares, PrefixScore, evaluate
 from lfom.training.tuning import tune
 
 D, N, DEPTH = 20, 40, 4
-RUNS, PROMPTS = {"quick": 2, "full": 5}, {"quick": 5_000, "full": 50_000}  # prompts of each run
+RUNS, PROMPTS = {"quick": 2, "full": 5}, {"quick": 4_000, "full": 50_000}  # prompts of each run
 AT, OVER = "40 examples", "1 to 40"
 ZERO = 1e-6  # of the error of predicting 0: the labels are rounded to float32
 LISTED = (1, 2, 5, 10, 19, 20, 30, 40)
@@ -66,7 +66,7 @@ class Prefixes(Experiment):
     trainings = {
         AT: lambda preset, model, d: LeastSquares(2_000, int(4_000 * preset.least_squares), passes=(20, 1)),
         OVER: lambda preset, model, d: LeastSquares(
-            8_000, int(20_000 * preset.least_squares), passes=(20, 2)
+            5_000, int(20_000 * preset.least_squares), passes=(20, 2)
         ),
     }
 
