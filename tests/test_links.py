@@ -501,6 +501,15 @@ def test_a_fixed_set_is_fitted_exactly_though_chunks_are_filled_up(kind: str) ->
     assert abs(np.exp(found.history[-1]["log_loss"][0][0]) - wanted.fun) < 1e-3 * wanted.fun
 
 
+def test_least_squares_begins_with_steps_as_short_as_the_curvature_asks_for() -> None:
+    """With those of a quadratic, rates explode and the first pass ends above the loss of doing nothing."""
+    model = lfom.memformer(2, 3, memory="none", preconditioner="scalar", key=KEY)
+    few = LeastSquares(first=2_000, last=2_000, passes=(1, 1))
+    found = lfom.fit(model, DATA["Poisson"], key=KEY, optimiser=few)
+    nothing = lfom.evaluate({"": lfom.gradient_descent(0.0, 1)}, DATA["Poisson"], prompts=2_000, key=KEY)[""]
+    assert found.history[0]["log_loss"][0][0] < nothing.log_loss - 0.2
+
+
 def test_runs_and_depths_are_trained_and_memory_and_depth_do_no_harm(kind: str) -> None:
     data = lfom.PerRun([DATA[kind]] * 2)
     few = LeastSquares(first=2_000, last=8_000, passes=(8, 1))

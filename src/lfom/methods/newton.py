@@ -57,8 +57,8 @@ def solved(
 ) -> Float[Array, "d *prompts"]:
     """matrix^-1 right, positive definite matrices: Gauss and Jordan's elimination, which needs no pivots then.
 
-    Prompts stay on the last axis, and programs that run side by side in threads do not wait for each other for ever,
-    which they do (jaxlib 0.10.1) where each calls the library for linear algebra on a batch."""
+    Prompts stay on the last axis; and two threads that called the library for linear algebra on batches waited for each
+    other (jaxlib 0.10.1)."""
 
     def eliminate(j: Array, rows: Array) -> Array:
         own = rows[j] / rows[j, j]
