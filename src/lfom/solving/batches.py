@@ -19,14 +19,17 @@ PIECE = 500_000  # bytes: a piece of a larger batch
 
 
 @eqx.filter_jit
-def solve_batch(program: Program, problems: Problems, own: int, steps: int, tolerance: Array | None) -> Raw:
+def solve_batch(
+    program: Program, problems: Problems, own: int, steps: int, tolerance: Array | None, start: Array | None
+) -> Raw:
     program = program.ready()  # once, not in every piece
 
     def solve(some: Any) -> Raw:
-        return some.solved(program, own, steps, tolerance)
+        problems, start = some
+        return problems.solved(program, own, steps, tolerance, start)
 
-    size = piece(problems)
-    return solve(problems) if size == len(problems) else in_pieces(solve, problems, size)
+    batch, size = (problems, start), piece(problems)
+    return solve(batch) if size == len(problems) else in_pieces(solve, batch, size)
 
 
 def in_pieces(solve: Callable[[Any], Any], batch: Any, size: int) -> Any:

@@ -20,7 +20,7 @@ from lfom.core.states import Direction
 from lfom.core.stopping import begin, choose, until
 from lfom.solving import statuses
 from lfom.solving.program import Program, Raw
-from lfom.solving.systems import own_steps, starts
+from lfom.solving.systems import own_steps, starts, strict
 
 HALVINGS = 30  # of a step in the line search
 SUFFICIENT = 1e-4  # Armijo's share of the promised decrease
@@ -151,7 +151,7 @@ def solve_losses(program: Program, problems: Objective, own: int, steps: int, to
     first = begin(problems, starts(problems), steps)
     values = jax.vmap(lambda one, w: one.value(w))
     value = values(problems, first.state.w)
-    threshold = None if tolerance is None else tolerance * first.size
+    threshold = None if tolerance is None else strict(tolerance) * first.size
     finite = jax.vmap(lambda one: one.finite())(problems) & jnp.isfinite(value) & jnp.isfinite(first.size)
     now = own_steps(program.method, problems, first, own, threshold)
     good = (values(problems, now.state.w) <= value) & jnp.isfinite(now.size)
@@ -161,11 +161,11 @@ def solve_losses(program: Program, problems: Objective, own: int, steps: int, to
     descent = Method(Gradient(Identity()), LineSearched(), 1)
     end = until(descent, problems, now, limit, threshold)
     last = values(problems, end.state.w)
-    good = finite & ((last < value) | (first.size == 0)) & jnp.isfinite(end.size)
-    status = path
-    if tolerance is not None:
-        status = path + jnp.where(end.size <= tolerance * first.size, statuses.MET, statuses.NOT_MET)
+    met = first.size == 0 if threshold is None else end.size <= threshold
+    good = finite & ((last < value) | (met & (end.taken == 0))) & jnp.isfinite(end.size)
+    status = path if threshold is None else path + jnp.where(met, statuses.MET, statuses.NOT_MET)
     status = jnp.where(good, status, statuses.NO_PROGRESS)
     status = jnp.where(finite, status, statuses.NOT_FINITE)
     w = choose(good, end.state.w, problems.w_0)
-    return Raw(w, status, jnp.where(good, end.taken, 0), end.sizes)
+    sizes = jnp.where(good[:, None], end.sizes, first.sizes)
+    return Raw(w, status, jnp.where(good, end.taken, 0), ratio(sizes, first.size[:, None]))

@@ -45,7 +45,9 @@ class Problems(eqx.Module):
         array. `jax.vmap` runs it."""
 
     @abc.abstractmethod
-    def solved(self, program: Program, own: int, steps: int, tolerance: Array | None) -> Raw:
+    def solved(
+        self, program: Program, own: int, steps: int, tolerance: Array | None, start: Array | None
+    ) -> Raw:
         """What a compiled `solve` does: `own` steps of the method, `steps` in all."""
 
     @abc.abstractmethod
@@ -79,8 +81,10 @@ class Quadratics(Problems):
         """A v of every problem."""
         return jax.vmap(lambda one, v: one.hessian_times(v))(self.each(), vectors)
 
-    def solved(self, program: Program, own: int, steps: int, tolerance: Array | None) -> Raw:
-        return solve_systems(program, self.each(), own, steps, tolerance)
+    def solved(
+        self, program: Program, own: int, steps: int, tolerance: Array | None, start: Array | None
+    ) -> Raw:
+        return solve_systems(program, self.each(), own, steps, tolerance, start)
 
     def learner(self, steps: int, seed: int) -> Learner:
         return QuadraticLearner(self, steps, seed)
@@ -111,7 +115,7 @@ class LeastSquaresProblems(Quadratics):
     def __init__(self, X: Any, y: Any, ridge: Any = 0.0):
         self.X = checks.real_array("X", X, (None, None, None), finite=False)
         count, n, _ = self.X.shape
-        self.y = _fitting("y", y, (count, n), "X", self.X)
+        self.y = fitting("y", y, (count, n), "X", self.X)
         penalty = checks.real_array("ridge", ridge, finite=False).astype(self.X.dtype)
         if penalty.shape not in ((), (count,)):
             raise InputError(
@@ -164,7 +168,7 @@ class LinearSystems(Quadratics):
             self.A, self.operator = None, A
             self.b = checks.real_array("b", b, finite=False)
             self.data = jax.tree.map(jnp.asarray, data)
-            self.known_diagonal = None if diagonal is None else _fitting("diagonal", diagonal, self.b.shape)
+            self.known_diagonal = None if diagonal is None else fitting("diagonal", diagonal, self.b.shape)
             self._check_operator()
             return
         if data is not None or diagonal is not None:
@@ -176,7 +180,7 @@ class LinearSystems(Quadratics):
         if rows != columns:
             raise InputError(f"A has shape {self.A.shape}: every system is square, (problems, d, d).")
         self.operator, self.data, self.known_diagonal = None, None, None
-        self.b = _fitting("b", b, (count, rows), "A", self.A)
+        self.b = fitting("b", b, (count, rows), "A", self.A)
         if checks.is_concrete(self.A):
             _check_matrices(np.asarray(self.A))
 
@@ -225,7 +229,7 @@ class LinearSystems(Quadratics):
 
 
 class ConvexLosses(Problems):
-    """min over w of loss(w, data of one problem): smooth and convex. Methods start at w = 0.
+    """min over w of loss(w, data of one problem): smooth and convex. Methods start at w = 0 unless told otherwise.
 
     data: arrays in a tuple, list or dictionary, each with a leading axis of problems. size: the
     number of unknowns d, or the shape of w.
@@ -276,8 +280,11 @@ class ConvexLosses(Problems):
     def each(self) -> Objective:
         return Objective(self.loss, jnp.zeros((len(self), *self.shape), self.dtype), self.data)
 
-    def solved(self, program: Program, own: int, steps: int, tolerance: Array | None) -> Raw:
-        return solve_losses(program, self.each(), own, steps, tolerance)
+    def solved(
+        self, program: Program, own: int, steps: int, tolerance: Array | None, start: Array | None
+    ) -> Raw:
+        begun = self.each() if start is None else Objective(self.loss, start, self.data)
+        return solve_losses(program, begun, own, steps, tolerance)
 
     def learner(self, steps: int, seed: int) -> Learner:
         return LossLearner(self, steps, seed)
@@ -293,9 +300,8 @@ class ConvexLosses(Problems):
         return (self.values(w) - lowest) / (self.values(jnp.zeros_like(best)) - lowest)
 
 
-def _fitting(
-    name: str, value: Any, shape: tuple[int, ...], other: str = "b", like: Array | None = None
-) -> Array:
+def fitting(name: str, value: Any, shape: tuple[int, ...], other: str = "b", like: Any = None) -> Array:
+    """An array of this shape, and of the precision of another one."""
     array = checks.real_array(name, value, finite=False)
     if array.shape != shape:
         raise InputError(f"{name} has shape {array.shape}, and {other} asks for {shape}. Make them match.")

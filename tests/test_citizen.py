@@ -1,0 +1,184 @@
+"""method.solve inside JAX: starts, transformations, derivatives, scales and shards."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import lineax as lx
+import numpy as np
+import pytest
+
+import lfom
+from lfom.core.checks import InputError
+from lfom.frontends import LearnedSolver
+from lfom.solving import statuses
+from tests.learned_problems import (
+    classifications,
+    energies,
+    fresh_regressions,
+    grids,
+    learned,
+    learned_from_losses,
+    learned_on_grids,
+    systems,
+)
+
+pytestmark = pytest.mark.usefixtures("x64")
+CONJUGATE = "conjugate:jacobi+diagonal"
+
+
+def left(problems: Any, w: Any) -> np.ndarray:
+    """|b - A w| of every problem, by NumPy."""
+    A, b, w = (np.asarray(x, np.longdouble) for x in (problems.A, problems.b, w))
+    return np.sqrt(((b - np.einsum("pij,pj->pi", A, w)) ** 2).sum(axis=1))
+
+
+# Starts
+
+
+@pytest.mark.parametrize("name", ["scalar", CONJUGATE])
+def test_a_start_is_the_same_problem_in_what_it_leaves(name: str) -> None:
+    problems: Any = systems(count=40, seed=1)
+    w_0 = np.random.default_rng(0).normal(size=problems.b.shape)
+    rest = lfom.LinearSystems(problems.A, problems.b - jnp.einsum("pij,pj->pi", problems.A, w_0))
+    for options in ({"steps": 7}, {"tolerance": 1e-6}):
+        found, moved = (
+            learned(name).solve(problems, **options, start=w_0),
+            learned(name).solve(rest, **options),
+        )
+        np.testing.assert_allclose(found.value, w_0 + moved.value, rtol=1e-9, atol=1e-9)
+        np.testing.assert_array_equal(found.steps, moved.steps)
+        np.testing.assert_array_equal(found.status, moved.status)
+        np.testing.assert_allclose(found.residuals, moved.residuals, rtol=1e-6, atol=1e-12)
+        last = left(problems, found.value) / left(problems, w_0)
+        np.testing.assert_allclose(found.residuals[:, -1], last.astype(float), rtol=1e-6, atol=1e-12)
+        np.testing.assert_allclose(found.residuals[:, 0], 1, rtol=1e-14)
+
+
+def test_losses_start_where_they_are_told_to() -> None:
+    problems, method = classifications(count=10, seed=2), learned_from_losses()
+    near = method.solve(problems, tolerance=1e-3).value
+    again = method.solve(problems, steps=3, start=near)
+    np.testing.assert_allclose(again.residuals[:, 0], 1)
+    assert (problems.values(again.value) <= problems.values(near)).all()
+    slopes = [np.linalg.norm(np.asarray(problems.gradients(w)), axis=1) for w in (near, again.value)]
+    good = np.asarray(again.status) >= 0
+    assert good.any()
+    np.testing.assert_allclose(
+        np.asarray(again.residuals)[good, -1], (slopes[1] / slopes[0])[good], rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_no_start_is_made_worse(dtype: Any) -> None:
+    """Starts from the solution itself to 1e12 times as far away."""
+    fresh: Any = systems(count=40, seed=1)
+    problems = lfom.LinearSystems(*(np.asarray(x, dtype) for x in (fresh.A, fresh.b)))
+    best = np.linalg.solve(np.asarray(fresh.A), np.asarray(fresh.b)[..., None])[..., 0]
+    noise = np.random.default_rng(0).normal(size=best.shape)
+    w_0 = (best + np.geomspace(1e-18, 1e12, 40)[:, None] * noise).astype(dtype)
+    for name in ("scalar", CONJUGATE):
+        for options in ({"steps": 6}, {"tolerance": 1e-3}):
+            found = learned(name).astype(dtype).solve(problems, **options, start=w_0)
+            before, after = energies(problems, w_0), energies(problems, found.value)
+            eps = np.finfo(dtype).eps
+            sizes = np.abs(w_0).max(axis=1).astype(float)
+            assert (after - before <= 1e-3 * eps * np.abs(before) + eps**2 * sizes**2).all()
+            met = np.asarray(found.status) // 10 == 1
+            rounding = 10 * eps * np.linalg.norm(np.asarray(found.value, float), axis=1)
+            assert (left(problems, found.value) <= 1e-3 * left(problems, w_0) + rounding)[met].all()
+            assert (~np.asarray(found.failed)[20:]).all()
+
+
+def test_a_start_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(InputError, match="start has shape"):
+        learned("scalar").solve(fresh_regressions(), start=np.zeros(6))
+    with pytest.raises(InputError, match="start has dtype float32"):
+        learned("scalar").solve(fresh_regressions(), start=np.zeros((40, 6), np.float32))
+
+
+def test_lineax_starts_at_y0() -> None:
+    problems: Any = systems(count=1, seed=4)
+    A, b = problems.A[0], problems.b[0]
+    operator = lx.MatrixLinearOperator(A, lx.positive_semidefinite_tag)
+    y_0 = jnp.linalg.solve(A, b) + 1e-3
+    for name in ("scalar", CONJUGATE):
+        solver = LearnedSolver(learned(name), steps=2)
+        answer = lx.linear_solve(operator, b, solver, options={"y0": y_0})
+        wanted = learned(name).solve(problems, steps=2, start=y_0[None])
+        np.testing.assert_allclose(answer.value, wanted.value[0], rtol=1e-12)
+        np.testing.assert_allclose(answer.stats["residuals"], wanted.residuals[0], rtol=1e-6)
+    solver = LearnedSolver(learned(CONJUGATE), tolerance=1e-9)
+
+    def total(b: Any) -> Any:
+        return jnp.sum(lx.linear_solve(operator, b, solver, options={"y0": y_0}).value ** 2)
+
+    np.testing.assert_allclose(jax.grad(total)(b), 2 * jnp.linalg.solve(A, jnp.linalg.solve(A, b)), rtol=1e-5)
+
+
+# Transformations
+
+
+def parts(solution: lfom.Solution) -> tuple[Any, ...]:
+    return solution.value, solution.status, solution.steps, solution.residuals
+
+
+@pytest.mark.parametrize("options", [{"tolerance": 1e-6}, {"steps": 9}], ids=str)
+def test_solve_under_jit_vmap_and_scan(options: Any) -> None:
+    problems: Any = systems(count=40, seed=1)
+    method = learned("scalar")
+    wanted = method.solve(problems, **options)
+
+    def one(A: Any, b: Any) -> Any:
+        return parts(method.solve(lfom.LinearSystems(A[None], b[None]), **options))
+
+    compiled = jax.jit(lambda A, b: method.solve(lfom.LinearSystems(A, b), **options))(problems.A, problems.b)
+    mapped = jax.vmap(one)(problems.A, problems.b)
+    scanned = jax.lax.scan(lambda _, now: (None, one(*now)), None, (problems.A, problems.b))[1]
+    assert compiled.path == wanted.path
+    for found in (parts(compiled), *(jax.tree.map(lambda x: x[:, 0], some) for some in (mapped, scanned))):
+        for got, want in zip(found, parts(wanted), strict=True):
+            assert isinstance(got, jax.Array)
+            np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-8)
+
+
+def test_other_problems_under_jit() -> None:
+    for method, problems in (
+        (learned("scalar"), fresh_regressions()),
+        (learned_on_grids(), grids(count=4, seed=2)),
+        (learned_from_losses(), classifications(count=6, seed=2)),
+    ):
+        found = jax.jit(lambda some, m=method: m.solve(some, tolerance=1e-3))(problems)
+        wanted = method.solve(problems, tolerance=1e-3)
+        for got, want in zip(parts(found), parts(wanted), strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-8)
+
+
+def test_what_cannot_be_read_inside_jit_gets_a_status_or_an_error() -> None:
+    def solved(A: Any, b: Any) -> lfom.Solution:
+        return learned("scalar").solve(lfom.LinearSystems(A, b))
+
+    A = np.stack([np.eye(6), -np.eye(6), np.full((6, 6), np.nan)])
+    status = np.asarray(jax.jit(solved)(A, np.ones((3, 6))).status)
+    assert status[0] >= 0
+    assert status[1] < 0  # indefinite: refused when values are known
+    assert status[2] == statuses.NOT_FINITE
+    with pytest.raises(InputError, match="words need values"):
+        jax.jit(lambda A, b: solved(A, b).path)(A, np.ones((3, 6)))
+
+
+def test_a_warm_start_in_time() -> None:
+    """Ten steps of a slow movement by scan, each from the last: a tolerance of 1e-3 keeps seven digits."""
+    problems: Any = systems(count=1, seed=4)
+    method, A = learned(CONJUGATE), problems.A
+
+    def step(w: Any, t: Any) -> Any:
+        b = problems.b * (1 + 1e-6 * t)
+        warm = method.solve(lfom.LinearSystems(A, b), tolerance=1e-3, start=w)
+        return warm.value, warm.failed
+
+    first = method.solve(problems, tolerance=1e-10).value
+    last, failed = jax.lax.scan(step, first, jnp.arange(1.0, 11))
+    assert not failed.any()
+    exact = np.linalg.solve(np.asarray(A[0]), np.asarray(problems.b[0]) * (1 + 1e-5))
+    np.testing.assert_allclose(last[0], exact, rtol=1e-7)
