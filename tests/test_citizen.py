@@ -10,6 +10,10 @@ import pytest
 
 import lfom
 from lfom.core.checks import InputError
+from lfom.core.memories import Forget
+from lfom.core.methods import Method
+from lfom.core.preconditioners import Identity
+from lfom.core.readers import Gradient
 from lfom.frontends import LearnedSolver
 from lfom.solving import statuses
 from tests.learned_problems import (
@@ -182,3 +186,140 @@ def test_a_warm_start_in_time() -> None:
     assert not failed.any()
     exact = np.linalg.solve(np.asarray(A[0]), np.asarray(problems.b[0]) * (1 + 1e-5))
     np.testing.assert_allclose(last[0], exact, rtol=1e-7)
+
+
+# Derivatives
+
+
+def slope(f: Any, x: Any, direction: Any, h: float) -> float:
+    """The derivative of f along a direction, by central differences."""
+    there = [jax.tree.map(lambda a, d, s=s: a + s * h * d, x, direction) for s in (1, -1)]
+    return float(f(there[0]) - f(there[1])) / (2 * h)
+
+
+def random_like(tree: Any, seed: int = 0) -> Any:
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape)), tree)
+
+
+def assert_derivatives(f: Any, x: Any, direction: Any, rtol: float, h: float = 1e-6) -> None:
+    """Forwards and backwards, beside finite differences."""
+    f = jax.jit(f)
+    wanted = slope(f, x, direction, h)
+    assert abs(wanted) > 1e-3
+    found = jax.grad(f)(x)
+    backwards = sum(jax.tree.leaves(jax.tree.map(lambda g, d: jnp.sum(g * d), found, direction)))
+    np.testing.assert_allclose([backwards, jax.jvp(f, (x,), (direction,))[1]], wanted, rtol=rtol)
+
+
+TOLERANCE: Any = {"tolerance": 1e-10}
+STEPS: Any = {"steps": 3}
+LONGER: Any = {"steps": 7}  # conjugate gradients go on
+
+
+@pytest.mark.parametrize("options", [TOLERANCE, STEPS, LONGER], ids=str)
+def test_derivatives_in_regressions(options: Any) -> None:
+    """In X, y and the ridge: by the theorem with a tolerance, through the steps without."""
+    problems, method = fresh_regressions()[:4], learned("scalar")
+    weights = random_like(jnp.zeros((4, 6)), seed=5)
+
+    def total(given: Any) -> Any:
+        return jnp.sum(weights * method.solve(lfom.LeastSquaresProblems(*given), **options).value)
+
+    given = (problems.X, problems.y, problems.ridge)
+    assert_derivatives(total, given, random_like(given), rtol=1e-5)
+
+
+@pytest.mark.parametrize("options", [TOLERANCE, LONGER], ids=str)
+def test_derivatives_in_matrices_and_starts(options: Any) -> None:
+    """A start matters to a number of steps, and not to a solution."""
+    problems: Any = systems(count=4, seed=1)
+    method, w_0 = learned("preconditioned:full"), random_like(problems.b, seed=3)
+
+    def total(given: Any) -> Any:
+        A, b, start = given
+        return jnp.sum(method.solve(lfom.LinearSystems(A, b), **options, start=start).value ** 2)
+
+    change = random_like((problems.A, problems.b, w_0))
+    change = (change[0] + change[0].swapaxes(1, 2), *change[1:])
+    assert_derivatives(total, (problems.A, problems.b, w_0), change, rtol=1e-5)
+    moved = jax.grad(total)((problems.A, problems.b, w_0))[2]
+    assert (np.abs(moved).max() == 0) == (options is TOLERANCE)
+
+
+@pytest.mark.parametrize("options", [TOLERANCE, STEPS], ids=str)
+def test_derivatives_in_the_parameters_of_an_operator(options: Any) -> None:
+    problems, method = grids(count=3, seed=2), learned_on_grids()
+
+    def total(given: Any) -> Any:
+        k, b = given
+        return jnp.sum(method.solve(lfom.LinearSystems(problems.operator, b, data=k), **options).value ** 2)
+
+    given = (problems.data, problems.b)
+    assert_derivatives(total, given, random_like(given), rtol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{"tolerance": 1e-7, "steps": 900}, {"steps": 6}], ids=str)
+def test_derivatives_in_the_data_of_losses(options: Any) -> None:
+    problems, method = classifications(count=3, seed=2), learned_from_losses()
+    X, y = problems.data
+
+    def total(X: Any) -> Any:
+        return jnp.sum(method.solve(lfom.ConvexLosses(problems.loss, (X, y), 4), **options).value ** 2)
+
+    h = 1e-3 if "tolerance" in options else 1e-6  # rounding of the loss leaves 1e-8 of the gradient
+    assert_derivatives(total, X, random_like(X), rtol=1e-3 if h > 1e-6 else 1e-5, h=h)
+
+
+def test_derivatives_in_the_numbers_of_a_method_go_through_its_steps() -> None:
+    problems, sizes = fresh_regressions()[:4], jnp.asarray([0.3, 0.2, 0.4])
+
+    def total(sizes: Any) -> Any:
+        return jnp.sum(Method(Gradient(Identity()), Forget(sizes), 3).solve(problems).value ** 2)
+
+    assert_derivatives(total, sizes, jnp.asarray([1.0, -2.0, 1.0]), rtol=1e-6)
+
+
+# Scales
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("name", ["scalar", CONJUGATE])
+def test_no_scale_of_the_right_hand_side_makes_a_false_status(name: str, dtype: Any) -> None:
+    """From the smallest normal number to 1e30, recomputed in more than float64: a power of two changes nothing, a
+    tolerance that is called met is met, at the smallest one that is accepted as well."""
+    fresh: Any = systems(count=40, seed=1)
+    method, info = learned(name).astype(dtype), np.finfo(dtype)
+    A, b = (np.asarray(x, dtype) for x in (fresh.A, fresh.b))
+    b = b / np.abs(b).max(axis=1, keepdims=True)
+    exponents = np.linspace(info.minexp, min(info.maxexp - 8, 100), 40).astype(int)
+    b *= np.ldexp(dtype(1), exponents)[:, None]
+    problems = lfom.LinearSystems(A, b)
+    for tolerance in (1e-2, method.floor):
+        found = method.solve(problems, tolerance=tolerance)
+        status = np.asarray(found.status)
+        met = status // 10 == 1
+        share = left(problems, found.value) / left(problems, np.zeros_like(b))
+        assert (share[met] <= tolerance).all()
+        assert (share[~met] > tolerance * 0.5).all()
+        assert not np.isin(status, (statuses.NOT_DEFINITE, statuses.NOT_FINITE)).any()
+        inside = exponents > info.minexp + 2 * info.nmant  # w and its last digits are normal numbers
+        assert met[inside].mean() > (0.99 if tolerance == 1e-2 else 0.5)
+
+
+def test_a_tolerance_that_the_start_meets_takes_no_step() -> None:
+    for method, problems in (
+        (learned("scalar"), fresh_regressions()),
+        (learned_from_losses(), classifications(count=6, seed=2)),
+    ):
+        found = method.solve(problems, tolerance=1.5)
+        assert (np.asarray(found.status) // 10 == 1).all()
+        assert (np.asarray(found.steps) == 0).all()
+        assert (np.asarray(found.value) == 0).all()
+
+
+def test_a_solution_too_small_for_a_number_is_not_called_one() -> None:
+    A, b = np.eye(6, dtype=np.float32)[None] * 1e6, np.full((1, 6), 1e-37, np.float32)
+    found = learned("scalar").astype(np.float32).solve(lfom.LinearSystems(A, b), tolerance=1e-2)
+    assert (np.asarray(found.value) == 0).all()
+    assert np.asarray(found.failed).all()

@@ -30,7 +30,10 @@ def line_search(
     problem: Objective, w: Array, value: Array, direction: Array, slope: Array, first: Array
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """t and the loss at w + t direction with t = first, first/2, ...: the first that falls enough (Armijo);
-    t = 0 where none does. slope: gradient . direction, negative."""
+    t = 0 where none does. slope: gradient . direction, negative. The number of halvings has no derivative, t has."""
+    problem, w, value, direction, slope, tried = jax.lax.stop_gradient(
+        (problem, w, value, direction, slope, first)
+    )
 
     def unfinished(state: Any) -> Array:
         count, _, _, found = state
@@ -43,9 +46,9 @@ def line_search(
         return count + 1, jnp.where(enough, t, t / 2), jnp.where(enough, new, best), enough
 
     descends = slope < 0
-    start = (jnp.asarray(0), first, value, ~descends)  # else there is nothing to search
+    start = (jnp.asarray(0), tried, value, ~descends)  # else there is nothing to search
     _, t, best, found = jax.lax.while_loop(unfinished, body, start)
-    return jnp.where(found & descends, t, 0), best
+    return jnp.where(found & descends, t / tried * first, 0), best
 
 
 class Searched(NamedTuple):
@@ -145,7 +148,14 @@ def minimise(problems: Objective) -> tuple[Array, Array, Array]:
     return end.w, end.value, ratio(end.size, first.size, otherwise=0.0)
 
 
-def solve_losses(program: Program, problems: Objective, own: int, steps: int, tolerance: Array | None) -> Raw:
+def solve_losses(
+    program: Program,
+    problems: Objective,
+    own: int,
+    steps: int,
+    tolerance: Array | None,
+    written: bool = False,
+) -> Raw:
     """`own` steps of the method, then gradient steps with a line search up to `steps`; all of them
     where its steps end above the start's loss. No problem's numbers reach another one."""
     first = begin(problems, starts(problems), steps)
@@ -159,7 +169,7 @@ def solve_losses(program: Program, problems: Objective, own: int, steps: int, to
     now = choose(good, now, first)
     limit = jnp.where(finite, jnp.where(good & (now.taken < own), now.taken, steps), 0)
     descent = Method(Gradient(Identity()), LineSearched(), 1)
-    end = until(descent, problems, now, limit, threshold)
+    end = until(descent, problems, now, limit, threshold, rounds=steps if written else None)
     last = values(problems, end.state.w)
     met = first.size == 0 if threshold is None else end.size <= threshold
     good = finite & ((last < value) | (met & (end.taken == 0))) & jnp.isfinite(end.size)

@@ -13,13 +13,20 @@ from jax import Array
 
 from lfom.core import checks
 from lfom.core.checks import InputError
+from lfom.core.memories import Conjugate
+from lfom.core.methods import Method
+from lfom.core.preconditioners import Identity
 from lfom.core.problems import IterateProblem, Objective, Operator, Quadratic, gram_of
+from lfom.core.readers import Gradient
 from lfom.solving import kinds
+from lfom.solving.derivatives import by_steps, by_theorem
 from lfom.solving.kinds import Kind
 from lfom.solving.learners import Learner, LossLearner, QuadraticLearner
-from lfom.solving.losses import solve_losses
+from lfom.solving.losses import hessians, solve_losses
 from lfom.solving.program import Program, Raw
 from lfom.solving.systems import solve_systems
+
+PLAIN = Method(Gradient(Identity()), Conjugate(), 1)  # conjugate gradients
 
 
 class Problems(eqx.Module):
@@ -84,7 +91,10 @@ class Quadratics(Problems):
     def solved(
         self, program: Program, own: int, steps: int, tolerance: Array | None, start: Array | None
     ) -> Raw:
-        return solve_systems(program, self.each(), own, steps, tolerance, start)
+        if tolerance is None:
+            return by_steps(partial(_steps_of_systems, own, steps), program, self.each(), start)
+        solve = partial(_solved_systems, own, steps)
+        return by_theorem(solve, partial(_inverse, own, steps), program, self.each(), start, tolerance)
 
     def learner(self, steps: int, seed: int) -> Learner:
         return QuadraticLearner(self, steps, seed)
@@ -284,7 +294,9 @@ class ConvexLosses(Problems):
         self, program: Program, own: int, steps: int, tolerance: Array | None, start: Array | None
     ) -> Raw:
         begun = self.each() if start is None else Objective(self.loss, start, self.data)
-        return solve_losses(program, begun, own, steps, tolerance)
+        if tolerance is None:
+            return by_steps(partial(_steps_of_losses, own, steps), program, begun, None)
+        return by_theorem(partial(_solved_losses, own, steps), _newton, program, begun, None, tolerance)
 
     def learner(self, steps: int, seed: int) -> Learner:
         return LossLearner(self, steps, seed)
@@ -298,6 +310,39 @@ class ConvexLosses(Problems):
     def errors(self, w: Array, best: Array) -> Array:
         lowest = self.values(best)
         return (self.values(w) - lowest) / (self.values(jnp.zeros_like(best)) - lowest)
+
+
+# What is differentiated, as functions of arrays alone: see lfom.solving.derivatives.
+
+
+def _steps_of_systems(own: int, steps: int, program: Any, problems: Any, start: Any, written: bool) -> Raw:
+    return solve_systems(program, problems, own, steps, None, start, written)
+
+
+def _solved_systems(own: int, steps: int, program: Any, problems: Any, start: Any, tolerance: Array) -> Raw:
+    return solve_systems(program, problems, own, steps, tolerance, start)
+
+
+def _inverse(
+    own: int, steps: int, program: Any, problems: Any, tolerance: Array, w: Array, g: Array
+) -> Array:
+    """A^-1 g, to the same tolerance."""
+    systems = eqx.tree_at(lambda one: one.moment, problems, g)
+    return solve_systems(program, systems, own, steps, tolerance).value
+
+
+def _steps_of_losses(own: int, steps: int, program: Any, problems: Any, start: Any, written: bool) -> Raw:
+    return solve_losses(program, problems, own, steps, None, written)
+
+
+def _solved_losses(own: int, steps: int, program: Any, problems: Any, start: Any, tolerance: Array) -> Raw:
+    return solve_losses(program, problems, own, steps, tolerance)
+
+
+def _newton(program: Any, problems: Any, tolerance: Array, w: Array, g: Array) -> Array:
+    """H^-1 g at w by conjugate gradients."""
+    conjugate = Program(PLAIN, PLAIN)
+    return solve_systems(conjugate, hessians(problems, w, g), 0, 10 * w[0].size, tolerance).value
 
 
 def fitting(name: str, value: Any, shape: tuple[int, ...], other: str = "b", like: Any = None) -> Array:

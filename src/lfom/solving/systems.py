@@ -77,11 +77,12 @@ class Centred(NamedTuple):
     @staticmethod
     def of(problems: Any, start: Array | None) -> "Centred":
         b = problems.moment if start is None else -jax.vmap(lambda one, w: one.gradient(w))(problems, start)
-        exponent = jnp.frexp(jnp.max(jnp.abs(jax.lax.stop_gradient(b)), tuple(range(1, b.ndim))))[1]
+        largest = jnp.max(jnp.abs(jax.lax.stop_gradient(b)), tuple(range(1, b.ndim)))
         limits = jnp.finfo(b.dtype)
+        exponent = jnp.where(largest > 0, jnp.frexp(largest)[1], limits.minexp)
         power = jnp.clip(exponent, limits.minexp, limits.maxexp - 2)
         scale = pad_axes(jnp.ldexp(jnp.ones(len(b), b.dtype), power), b.ndim)
-        return Centred(eqx.tree_at(lambda one: one.moment, problems, b / scale), start, scale)
+        return Centred(eqx.tree_at(lambda one: one.moment, problems, _divided(b, scale)), start, scale)
 
     def back(self, v: Array) -> Array:
         return self.scale * v if self.start is None else self.start + self.scale * v
@@ -93,6 +94,18 @@ class Centred(NamedTuple):
 
     def far(self) -> Array:
         return jnp.zeros_like(self.scale) if self.start is None else jnp.abs(self.start) / self.scale
+
+
+def _divided(b: Array, scale: Array) -> Array:
+    """b / scale. Processors take subnormal numbers for zeros, so these are read off their bits."""
+    limits = jnp.finfo(b.dtype)
+    bits = jax.lax.bitcast_convert_type(b, f"int{limits.bits}")
+    digits = bits & ((1 << limits.nmant) - 1)
+    subnormal = ((bits >> limits.nmant) & ((1 << limits.nexp) - 1) == 0) & (digits != 0)
+    value = jnp.where(bits < 0, -1, 1) * digits.astype(b.dtype) * 2.0**-limits.nmant
+    found = b / scale
+    better = value * (limits.smallest_normal / scale)
+    return found + jax.lax.stop_gradient(jnp.where(subnormal, better - found, 0))
 
 
 def strict(tolerance: Array) -> Array:
@@ -107,9 +120,10 @@ def solve_systems(
     steps: int,
     tolerance: Array | None,
     start: Float[Array, "problems *shape"] | None = None,
+    written: bool = False,
 ) -> Raw:
     """`own` steps of the method, conjugate gradients up to `steps`; all of them where its steps fail their
-    check. start: where they begin, by default at 0."""
+    check. start: where they begin, by default at 0. written: see `derivatives.by_steps`."""
     centred = Centred.of(given, start)
     problems = centred.problems
     first = begin(problems, starts(problems), steps)
@@ -122,7 +136,9 @@ def solve_systems(
     now = choose(good, now, first)
     limit = jnp.where(finite, jnp.where(good & (now.taken < own), now.taken, steps), 0)  # met early: done
     ran = limit > now.taken
-    end = _conjugate(program.tail, problems, path == statuses.FALLBACK, now, limit, threshold)
+    end = _conjugate(
+        program.tail, problems, path == statuses.FALLBACK, now, limit, threshold, steps if written else None
+    )
     # Residuals are updated, and w is rounded once more; the status is judged by the true one where that may matter.
     v = centred.held(end.state.w)
     if start is None:
@@ -158,7 +174,7 @@ def own_steps(
 
         def one(problem: Any, factor: Array | None) -> tuple[Any, Array]:
             def watch(state: Any, past: Any) -> Array:
-                return norm(problem.left(state))
+                return norm(jax.lax.stop_gradient(problem.left(state)))
 
             _, last, sizes = trace(rescaled(method, factor), problem, None, watch)
             return problem.at_answer(last), sizes
@@ -211,19 +227,20 @@ def _conjugate(
     now: Standing,
     limit: Int[Array, " problems"],
     threshold: Float[Array, " problems"] | None,
+    rounds: int | None,
 ) -> Standing:
     """Conjugate gradients from where each problem stands, up to its limit. The fallback trusts nothing
     that was learned: its preconditioner is the problem's own diagonal, or none."""
     plain = plain_reader(problems)
     if tail is None:
-        return until(Method(plain, Conjugate(), 1), problems, now, limit, threshold)
+        return until(Method(plain, Conjugate(), 1), problems, now, limit, threshold, rounds=rounds)
 
     def bind(method: Any, own: Any) -> Method:
         flag, seen, seen_plain = own
         return Method(Either(flag, plain.bind(seen_plain), method.reader.bind(seen)), method.memory, 1)
 
     own = (fallback, jax.vmap(tail.look)(problems), jax.vmap(plain.look)(problems))
-    return until(tail, problems, now, limit, threshold, own, bind)
+    return until(tail, problems, now, limit, threshold, own, bind, rounds)
 
 
 def _checked(given: IterateProblem, centred: Centred, end: Standing, v: Array) -> Standing:
@@ -236,7 +253,9 @@ def _checked(given: IterateProblem, centred: Centred, end: Standing, v: Array) -
         c = problem.dominating(jnp.ones_like(gradient))
         size = end.stretch if c is None else jnp.max(c)
         return end._replace(
-            state=Iterate(Track(v), gradient), size=norm(gradient), stretch=size.astype(end.size.dtype)
+            state=Iterate(Track(v), gradient),
+            size=norm(jax.lax.stop_gradient(gradient)),
+            stretch=size.astype(end.size.dtype),
         )
 
     problems = centred.problems if inside else given
