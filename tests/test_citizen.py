@@ -1,5 +1,8 @@
 """method.solve inside JAX: starts, transformations, derivatives, scales and shards."""
 
+import os
+import subprocess
+import sys
 from typing import Any
 
 import jax
@@ -323,3 +326,40 @@ def test_a_solution_too_small_for_a_number_is_not_called_one() -> None:
     found = learned("scalar").astype(np.float32).solve(lfom.LinearSystems(A, b), tolerance=1e-2)
     assert (np.asarray(found.value) == 0).all()
     assert np.asarray(found.failed).all()
+
+
+# Shards
+
+SHARDED = """
+import jax, numpy as np, lfom
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+
+rng = np.random.default_rng(0)
+X, y = rng.normal(size=(8, 20, 3)).astype(np.float32), rng.normal(size=(8, 20)).astype(np.float32)
+w_0 = np.ones((8, 3), np.float32)
+for method in (lfom.conjugate_gradient(3), lfom.gradient_descent(0.3, steps=4)):
+    for options in ({"tolerance": 1e-3}, {"steps": 5, "start": w_0}):
+        wanted = method.solve(lfom.LeastSquaresProblems(X, y), **options)
+        for mesh in (jax.make_mesh((4,), ("x",)), jax.make_mesh((4,), ("x",), axis_types=(AxisType.Auto,))):
+            put = [jax.device_put(a, NamedSharding(mesh, P("x"))) for a in (X, y)]
+            found = method.solve(lfom.LeastSquaresProblems(*put), **options)
+            for name in ("value", "status", "steps", "residuals"):
+                part = getattr(found, name)
+                assert len(part.sharding.device_set) == 4 and part.sharding.spec[0] == "x", (mesh, part.sharding)
+                np.testing.assert_allclose(part, getattr(wanted, name), rtol=1e-4, atol=1e-6)
+            assert not np.asarray(found.failed).any()
+            A = put[0][:, :3].mT @ put[0][:, :3] + np.eye(3, dtype=np.float32)
+            assert len(method.solve(lfom.LinearSystems(A, put[1][:, :3]), **options).value.sharding.device_set) == 4
+            inside = jax.jit(lambda X, y: method.solve(lfom.LeastSquaresProblems(X, y), **options).value)(*put)
+            np.testing.assert_allclose(inside, wanted.value, rtol=1e-4, atol=1e-6)
+print("sharded")
+"""
+
+
+def test_what_lies_on_four_devices_stays_there() -> None:
+    environment = os.environ | {
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+        "JAX_PLATFORMS": "cpu",
+    }
+    done = subprocess.run([sys.executable, "-c", SHARDED], env=environment, capture_output=True, text=True)
+    assert done.stdout == "sharded\n", done.stderr
