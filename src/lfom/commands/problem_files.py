@@ -93,16 +93,16 @@ def _as_floats(path: Path, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarra
 
 
 def write_solutions(path: Path, solution: Solution) -> None:
-    """w, status, steps and residuals, and what each status means: the text meaning[i] belongs to the
+    """w, status, steps and relative residuals, and what each status means: the text meaning[i] belongs to the
     status meaning_of[i]."""
     meaning = solution.meaning
     content = io.BytesIO()
     np.savez(
         content,
         w=np.asarray(solution.value),
-        status=solution.status.astype(np.int64),
-        steps=solution.steps.astype(np.int64),
-        residuals=solution.residuals,
+        status=np.asarray(solution.status, np.int64),
+        steps=np.asarray(solution.steps, np.int64),
+        residuals=np.asarray(solution.residuals),
         meaning_of=np.array(list(meaning), np.int64),
         meaning=np.array(list(meaning.values())),
     )

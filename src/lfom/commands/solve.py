@@ -11,14 +11,15 @@ from rich.table import Table
 
 from lfom.commands.options import AsJson, Force, With, print_json, types_of
 from lfom.commands.problem_files import check_out, load_model, read_problems, write_solutions
+from lfom.solving import statuses
 
 
 def solve_command(
     method: Annotated[Path, typer.Argument(help="A file of lfom learn, lfom train or lfom.save.")],
     problems: Annotated[Path, typer.Argument(help="An .npz file with X and y (and ridge), or A and b.")],
-    out: Annotated[Path, typer.Option(help="Where w, status, steps and residuals go.")] = Path(
-        "solutions.npz"
-    ),
+    out: Annotated[
+        Path, typer.Option(help="Where w, status, steps and residuals (relative to the start's) go.")
+    ] = Path("solutions.npz"),
     steps: Annotated[int | None, typer.Option(help="[default: those the method was learned for]")] = None,
     tolerance: Annotated[
         float | None, typer.Option(help="Stop once the residual is that small, relative to the start's.")
@@ -35,12 +36,14 @@ def solve_command(
         with Console(stderr=True).status(f"solving {len(batch)} problems"):
             solution = learned.solve(batch, steps, tolerance)
         write_solutions(out, solution)
-    found, counts = np.unique(solution.status, return_counts=True)
+    status = np.asarray(solution.status)
+    found, counts = np.unique(status, return_counts=True)
     rows = [
         {"status": int(s), "problems": int(c), "meaning": solution.meaning[int(s)]}
         for s, c in zip(found, counts, strict=True)
     ]
-    failures = int(solution.failed.sum())
+    failed = np.flatnonzero(statuses.failed(status))
+    failures = len(failed)
     if as_json:
         print_json(rows)
     else:
@@ -48,6 +51,6 @@ def solve_command(
         for row in rows:
             table.add_row(str(row["status"]), f"{row['problems']:,}", str(row["meaning"]))
         Console().print(table)
-        first = f" (the first is problem {np.flatnonzero(solution.failed)[0]})" if failures else ""
+        first = f" (the first is problem {failed[0]})" if failures else ""
         print(f"{failures:,} of {len(batch):,} problems failed{first}. Saved in {out}.")
     raise typer.Exit(1 if failures else 0)

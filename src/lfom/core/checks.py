@@ -20,6 +20,11 @@ def is_concrete(value: object) -> bool:
     return not isinstance(value, jax.core.Tracer)
 
 
+def _floating_array(value: object) -> bool:
+    """Whether it is one of JAX already, which stays where it lies."""
+    return isinstance(value, Array) and bool(jnp.issubdtype(value.dtype, jnp.floating))
+
+
 def _readable(name: str, value: object) -> np.ndarray:
     try:
         return np.asarray(value)
@@ -48,7 +53,7 @@ def real_array(
     Entries of `shape` that are None match any size of one or more. With `item`, the
     leading axis counts items of that name, and a bad one is named by its index.
     """
-    if is_concrete(value):
+    if is_concrete(value) and not _floating_array(value):
         given_dtype = getattr(value, "dtype", None)
         if given_dtype is not None and not jnp.issubdtype(given_dtype, jnp.floating):
             raise InputError(

@@ -225,16 +225,20 @@ class Algorithm(eqx.Module):
 
         return promise_of(self)
 
-    def solve(self, problems: Any, steps: int | None = None, tolerance: float | None = None) -> Any:
+    def solve(
+        self, problems: Any, steps: int | None = None, tolerance: float | None = None, start: Any = None
+    ) -> Any:
         """Solve one problem or a batch, in one compiled call: a `Solution`.
 
         steps: exactly as many; by default those it has. More are continued with conjugate gradients
         (quadratics) or gradient steps with a line search (losses). tolerance: stop once the residual is that
-        small relative to the start's; without `steps`, as many as it takes up to 1,000.
+        small relative to the start's; without `steps`, as many as it takes up to 1,000. start: (problems, *shape), by
+        default zeros; the answer is no worse than the start, and tolerance and residuals count from it. Works under jit,
+        vmap, scan and grad: with a tolerance by the implicit function theorem, else through the steps.
         """
         from lfom.solving.solve import solve
 
-        return solve(self, problems, steps, tolerance)
+        return solve(self, problems, steps, tolerance, start)
 
     def astype(self, dtype: Any) -> "Algorithm":
         """The same method in another precision."""

@@ -32,9 +32,14 @@ class Standing(NamedTuple):
     stretch: Float[Array, " problems"]
 
 
+def _size(problem: Any, state: Any) -> Array:
+    """Read off: it decides, and has no derivative."""
+    return norm(jax.lax.stop_gradient(problem.left(state)))
+
+
 def begin(problems: IterateProblem, state: Any, steps: int) -> Standing:
     """No step taken yet, with room for so many of them."""
-    size = jax.vmap(lambda problem, one: norm(problem.left(one)))(problems, state)
+    size = jax.vmap(lambda problem, one: _size(problem, one))(problems, state)
     nothing = jnp.zeros_like(size)
     sizes = jnp.broadcast_to(size[:, None], (len(size), steps + 1))
     return Standing(state, nothing.astype(int), size, sizes, nothing.astype(bool), nothing)
@@ -53,12 +58,14 @@ def until(
     threshold: Float[Array, " problems"] | None = None,
     own: Any = None,
     bind: Callable[[Any, Any], Algorithm] | None = None,
+    rounds: int | None = None,
 ) -> Standing:
     """Steps from where every problem stands until it has taken `limit` of them, its gradient is no larger
     than `threshold`, it is stuck or its numbers overflow.
 
     own, bind: bind(algorithm, own of one problem) is what that problem runs; by default what it has read
-    off the problem. The memory starts empty.
+    off the problem. The memory starts empty. rounds: so many of them whether they are needed or not, which can be
+    differentiated in reverse; by default as many as the slowest problem needs.
     """
     algorithm = algorithm.ready()
     if bind is None:
@@ -82,7 +89,7 @@ def until(
             step, past = bound.step(state, bound.marked(past, going), problem, index)
             moved = problem.move(state, step)
             stuck = jnp.asarray(bound.stuck(past))
-            return moved, past, norm(problem.left(moved)), stuck, problem.stretch(step)
+            return moved, past, _size(problem, moved), stuck, jax.lax.stop_gradient(problem.stretch(step))
 
         going = goes_on(now)
         moved, past, size, stuck, stretch = jax.vmap(one)(problems, now.state, past, own, going)
@@ -95,4 +102,6 @@ def until(
         return index + 1, past, Standing(choose(going, moved, now.state), taken, size, sizes, stuck, stretch)
 
     carry = (jnp.asarray(0), jax.vmap(start)(problems, now.state, own), now)
+    if rounds is not None:
+        return jax.lax.scan(lambda carry, _: (body(carry), None), carry, length=rounds)[0][2]
     return jax.lax.while_loop(lambda carry: goes_on(carry[2]).any(), body, carry)[2]

@@ -15,6 +15,7 @@ from lfom.core.memories import Conjugate
 from lfom.core.methods import Method
 from lfom.core.preconditioners import Identity
 from lfom.core.readers import Jacobi
+from lfom.solving import statuses
 from lfom.solving.problems import LinearSystems
 from lfom.solving.records import Solution
 
@@ -31,7 +32,7 @@ class InContextRegressor(RegressorMixin, BaseEstimator):
     ten steps per feature and 1e-8. fit_intercept: centre X and y first; learn from centred problems
     then.
 
-    After fit: coef_, intercept_, n_iter_ (steps taken), residuals_ (one per step), status_ and
+    After fit: coef_, intercept_, n_iter_ (steps taken), residuals_ (one per step, relative to the first), status_ and
     message_. A fit that failed says so with a ConvergenceWarning and is no worse than coef_ = 0.
 
     >>> X = np.random.default_rng(0).normal(size=(30, 3))
@@ -71,9 +72,9 @@ class InContextRegressor(RegressorMixin, BaseEstimator):
         self.coef_ = np.asarray(solution.value[0], np.float64)
         self.intercept_ = float(centre_y - centre_X @ self.coef_)
         self.n_iter_, self.status_ = int(solution.steps[0]), int(solution.status[0])
-        self.residuals_ = solution.residuals[0, : self.n_iter_ + 1]
+        self.residuals_ = np.asarray(solution.residuals)[0, : self.n_iter_ + 1]
         self.message_ = solution.meaning[self.status_]
-        if solution.failed[0]:
+        if statuses.failed(self.status_):
             text = f"{self.message_}. Allow more steps, a larger tolerance or a larger ridge."
             warnings.warn(text, ConvergenceWarning, stacklevel=2)
         return self

@@ -14,6 +14,7 @@ from lfom.core.checks import InputError
 from lfom.core.methods import Algorithm
 from lfom.core.problems import IterateProblem, Operator, Quadratic
 from lfom.solving import kinds, statuses
+from lfom.solving.problems import fitting
 from lfom.solving.program import program_of
 from lfom.solving.solve import budget, check_dtype, check_kind
 from lfom.solving.systems import solve_systems
@@ -27,9 +28,11 @@ class LearnedSolver(lx.AbstractLinearSolver[State]):
     method: learned, trained or built. steps, tolerance: as in `method.solve`; exactly as many steps as asked
     for are a success. The operator must be tagged `lx.positive_semidefinite_tag`. A method learned from
     matrices or regressions reads the operator's matrix (`as_matrix`), any other one its products; in Jacobi
-    coordinates the latter takes `options={"diagonal": ...}`.
+    coordinates the latter takes `options={"diagonal": ...}`. `options={"y0": ...}` is a start shaped like the unknowns, from
+    which tolerance and residuals count; solves of the transposed operator, as in reverse-mode derivatives, start at zero.
 
-    stats: num_steps, max_steps, status (see `lfom.Solution.meaning`) and residuals, one per step. A
+    stats: num_steps, max_steps, status (see `lfom.Solution.meaning`) and residuals relative to
+    the start's, one per step. A
     status below zero is `singular`, `stagnation` or `nonfinite_input`; a tolerance not met is
     `max_steps_reached`.
     """
@@ -45,9 +48,9 @@ class LearnedSolver(lx.AbstractLinearSolver[State]):
         budget(method, steps, tolerance, method.shape or (1,), method.dtype or jnp.zeros(()).dtype)
 
     def init(self, operator: State, options: dict[str, Any]) -> State:
-        unknown = set(options) - {"diagonal"}
+        unknown = set(options) - {"diagonal", "y0"}
         if unknown:
-            raise InputError(f"options has {sorted(unknown)}: LearnedSolver knows diagonal only.")
+            raise InputError(f"options has {sorted(unknown)}: LearnedSolver knows diagonal and y0.")
         if not lx.is_positive_semidefinite(operator):
             raise InputError(
                 "the operator is not known to be symmetric positive definite. If it is, tag it with "
@@ -80,7 +83,12 @@ class LearnedSolver(lx.AbstractLinearSolver[State]):
         shape = self.method.shape or flat.shape
         problems = self._problems(state, vector, flat.reshape(shape), options.get("diagonal"))
         own, steps, tolerance = budget(self.method, self.steps, self.tolerance, shape, flat.dtype)
-        raw = solve_systems(program_of(self.method).ready(), problems, own, steps, tolerance)
+        start = options.get("y0")
+        if start is not None:
+            start = fitting("y0", ravel_pytree(start)[0], flat.shape, "the right-hand side", flat).reshape(
+                1, *shape
+            )
+        raw = solve_systems(program_of(self.method).ready(), problems, own, steps, tolerance, start)
         value, status, taken, residuals = (part[0] for part in raw)
         stats = {"num_steps": taken, "max_steps": steps, "status": status, "residuals": residuals}
         return unravel(value.ravel()), _result(status), stats
@@ -99,7 +107,9 @@ class LearnedSolver(lx.AbstractLinearSolver[State]):
         return jax.tree.map(lambda leaf: leaf[None], Operator(product, arrays, b, known))
 
     def transpose(self, state: State, options: dict[str, Any]) -> tuple[State, dict[str, Any]]:
-        return state, options
+        return state, {
+            name: value for name, value in options.items() if name != "y0"
+        }  # of another right-hand side
 
     def conj(self, state: State, options: dict[str, Any]) -> tuple[State, dict[str, Any]]:
         return state, options

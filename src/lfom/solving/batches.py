@@ -2,6 +2,8 @@
 
 A step reads every matrix once. Where they do not fit the cache, all steps of a few problems come before
 the next few: measured on two cores for 1,000 systems of 64 unknowns, six to eight times faster.
+
+Problems that lie on several devices are solved where they lie: none waits for another device's.
 """
 
 from collections.abc import Callable
@@ -10,7 +12,9 @@ from typing import Any
 import equinox as eqx
 import jax
 from jax import Array
+from jax.sharding import NamedSharding, PartitionSpec
 
+from lfom.core.checks import is_concrete
 from lfom.solving.problems import Problems
 from lfom.solving.program import Program, Raw
 
@@ -18,15 +22,49 @@ SMALL = 4_000_000  # bytes: a batch up to this size stays whole
 PIECE = 500_000  # bytes: a piece of a larger batch
 
 
+def solve_batch(
+    program: Program, problems: Problems, own: int, steps: int, tolerance: Array | None, start: Array | None
+) -> Raw:
+    shared, batch, lies = (program, tolerance), (problems, start), placement(problems)
+    if lies is not None:
+        shared = _put(shared, NamedSharding(lies.mesh, PartitionSpec()))
+        batch = _put(batch, lies)
+    return _solve(shared, batch, own, steps, lies)
+
+
 @eqx.filter_jit
-def solve_batch(program: Program, problems: Problems, own: int, steps: int, tolerance: Array | None) -> Raw:
-    program = program.ready()  # once, not in every piece
+def _solve(shared: Any, batch: Any, own: int, steps: int, lies: NamedSharding | None) -> Raw:
+    def here(shared: Any, batch: Any) -> Raw:
+        program, tolerance = shared
+        program = program.ready()  # once, not in every piece
 
-    def solve(some: Any) -> Raw:
-        return some.solved(program, own, steps, tolerance)
+        def solve(some: Any) -> Raw:
+            problems, start = some
+            return problems.solved(program, own, steps, tolerance, start)
 
-    size = piece(problems)
-    return solve(problems) if size == len(problems) else in_pieces(solve, problems, size)
+        size = piece(batch[0])
+        return solve(batch) if size == len(batch[0]) else in_pieces(solve, batch, size)
+
+    if lies is None:
+        return here(shared, batch)
+    split = jax.shard_map(
+        here, mesh=lies.mesh, in_specs=(PartitionSpec(), lies.spec), out_specs=lies.spec, check_vma=False
+    )
+    return split(shared, batch)
+
+
+def placement(problems: Problems) -> NamedSharding | None:
+    """How problems are divided among devices, where that is known: of arrays with values, and inside jit of meshes with
+    explicit axes."""
+    for leaf in jax.tree.leaves(problems):
+        sharding = leaf.sharding if is_concrete(leaf) else jax.typeof(leaf).sharding
+        if isinstance(sharding, NamedSharding) and sharding.spec and sharding.spec[0] is not None:
+            return NamedSharding(sharding.mesh, PartitionSpec(sharding.spec[0]))
+    return None
+
+
+def _put(tree: Any, where: NamedSharding) -> Any:
+    return jax.tree.map(lambda leaf: jax.device_put(leaf, where), tree)
 
 
 def in_pieces(solve: Callable[[Any], Any], batch: Any, size: int) -> Any:

@@ -20,7 +20,7 @@ from lfom.core.states import Direction
 from lfom.core.stopping import begin, choose, until
 from lfom.solving import statuses
 from lfom.solving.program import Program, Raw
-from lfom.solving.systems import own_steps, starts
+from lfom.solving.systems import own_steps, starts, strict
 
 HALVINGS = 30  # of a step in the line search
 SUFFICIENT = 1e-4  # Armijo's share of the promised decrease
@@ -30,7 +30,10 @@ def line_search(
     problem: Objective, w: Array, value: Array, direction: Array, slope: Array, first: Array
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """t and the loss at w + t direction with t = first, first/2, ...: the first that falls enough (Armijo);
-    t = 0 where none does. slope: gradient . direction, negative."""
+    t = 0 where none does. slope: gradient . direction, negative. The number of halvings has no derivative, t has."""
+    problem, w, value, direction, slope, tried = jax.lax.stop_gradient(
+        (problem, w, value, direction, slope, first)
+    )
 
     def unfinished(state: Any) -> Array:
         count, _, _, found = state
@@ -43,9 +46,9 @@ def line_search(
         return count + 1, jnp.where(enough, t, t / 2), jnp.where(enough, new, best), enough
 
     descends = slope < 0
-    start = (jnp.asarray(0), first, value, ~descends)  # else there is nothing to search
+    start = (jnp.asarray(0), tried, value, ~descends)  # else there is nothing to search
     _, t, best, found = jax.lax.while_loop(unfinished, body, start)
-    return jnp.where(found & descends, t, 0), best
+    return jnp.where(found & descends, t / tried * first, 0), best
 
 
 class Searched(NamedTuple):
@@ -145,13 +148,20 @@ def minimise(problems: Objective) -> tuple[Array, Array, Array]:
     return end.w, end.value, ratio(end.size, first.size, otherwise=0.0)
 
 
-def solve_losses(program: Program, problems: Objective, own: int, steps: int, tolerance: Array | None) -> Raw:
+def solve_losses(
+    program: Program,
+    problems: Objective,
+    own: int,
+    steps: int,
+    tolerance: Array | None,
+    written: bool = False,
+) -> Raw:
     """`own` steps of the method, then gradient steps with a line search up to `steps`; all of them
     where its steps end above the start's loss. No problem's numbers reach another one."""
     first = begin(problems, starts(problems), steps)
     values = jax.vmap(lambda one, w: one.value(w))
     value = values(problems, first.state.w)
-    threshold = None if tolerance is None else tolerance * first.size
+    threshold = None if tolerance is None else strict(tolerance) * first.size
     finite = jax.vmap(lambda one: one.finite())(problems) & jnp.isfinite(value) & jnp.isfinite(first.size)
     now = own_steps(program.method, problems, first, own, threshold)
     good = (values(problems, now.state.w) <= value) & jnp.isfinite(now.size)
@@ -159,13 +169,13 @@ def solve_losses(program: Program, problems: Objective, own: int, steps: int, to
     now = choose(good, now, first)
     limit = jnp.where(finite, jnp.where(good & (now.taken < own), now.taken, steps), 0)
     descent = Method(Gradient(Identity()), LineSearched(), 1)
-    end = until(descent, problems, now, limit, threshold)
+    end = until(descent, problems, now, limit, threshold, rounds=steps if written else None)
     last = values(problems, end.state.w)
-    good = finite & ((last < value) | (first.size == 0)) & jnp.isfinite(end.size)
-    status = path
-    if tolerance is not None:
-        status = path + jnp.where(end.size <= tolerance * first.size, statuses.MET, statuses.NOT_MET)
+    met = first.size == 0 if threshold is None else end.size <= threshold
+    good = finite & ((last < value) | (met & (end.taken == 0))) & jnp.isfinite(end.size)
+    status = path if threshold is None else path + jnp.where(met, statuses.MET, statuses.NOT_MET)
     status = jnp.where(good, status, statuses.NO_PROGRESS)
     status = jnp.where(finite, status, statuses.NOT_FINITE)
     w = choose(good, end.state.w, problems.w_0)
-    return Raw(w, status, jnp.where(good, end.taken, 0), end.sizes)
+    sizes = jnp.where(good[:, None], end.sizes, first.sizes)
+    return Raw(w, status, jnp.where(good, end.taken, 0), ratio(sizes, first.size[:, None]))

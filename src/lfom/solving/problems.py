@@ -13,13 +13,20 @@ from jax import Array
 
 from lfom.core import checks
 from lfom.core.checks import InputError
+from lfom.core.memories import Conjugate
+from lfom.core.methods import Method
+from lfom.core.preconditioners import Identity
 from lfom.core.problems import IterateProblem, Objective, Operator, Quadratic, gram_of
+from lfom.core.readers import Gradient
 from lfom.solving import kinds
+from lfom.solving.derivatives import by_steps, by_theorem
 from lfom.solving.kinds import Kind
 from lfom.solving.learners import Learner, LossLearner, QuadraticLearner
-from lfom.solving.losses import solve_losses
+from lfom.solving.losses import hessians, solve_losses
 from lfom.solving.program import Program, Raw
 from lfom.solving.systems import solve_systems
+
+PLAIN = Method(Gradient(Identity()), Conjugate(), 1)  # conjugate gradients
 
 
 class Problems(eqx.Module):
@@ -45,7 +52,9 @@ class Problems(eqx.Module):
         array. `jax.vmap` runs it."""
 
     @abc.abstractmethod
-    def solved(self, program: Program, own: int, steps: int, tolerance: Array | None) -> Raw:
+    def solved(
+        self, program: Program, own: int, steps: int, tolerance: Array | None, start: Array | None
+    ) -> Raw:
         """What a compiled `solve` does: `own` steps of the method, `steps` in all."""
 
     @abc.abstractmethod
@@ -79,8 +88,13 @@ class Quadratics(Problems):
         """A v of every problem."""
         return jax.vmap(lambda one, v: one.hessian_times(v))(self.each(), vectors)
 
-    def solved(self, program: Program, own: int, steps: int, tolerance: Array | None) -> Raw:
-        return solve_systems(program, self.each(), own, steps, tolerance)
+    def solved(
+        self, program: Program, own: int, steps: int, tolerance: Array | None, start: Array | None
+    ) -> Raw:
+        if tolerance is None:
+            return by_steps(partial(_steps_of_systems, own, steps), program, self.each(), start)
+        solve = partial(_solved_systems, own, steps)
+        return by_theorem(solve, partial(_inverse, own, steps), program, self.each(), start, tolerance)
 
     def learner(self, steps: int, seed: int) -> Learner:
         return QuadraticLearner(self, steps, seed)
@@ -111,7 +125,7 @@ class LeastSquaresProblems(Quadratics):
     def __init__(self, X: Any, y: Any, ridge: Any = 0.0):
         self.X = checks.real_array("X", X, (None, None, None), finite=False)
         count, n, _ = self.X.shape
-        self.y = _fitting("y", y, (count, n), "X", self.X)
+        self.y = fitting("y", y, (count, n), "X", self.X)
         penalty = checks.real_array("ridge", ridge, finite=False).astype(self.X.dtype)
         if penalty.shape not in ((), (count,)):
             raise InputError(
@@ -164,7 +178,7 @@ class LinearSystems(Quadratics):
             self.A, self.operator = None, A
             self.b = checks.real_array("b", b, finite=False)
             self.data = jax.tree.map(jnp.asarray, data)
-            self.known_diagonal = None if diagonal is None else _fitting("diagonal", diagonal, self.b.shape)
+            self.known_diagonal = None if diagonal is None else fitting("diagonal", diagonal, self.b.shape)
             self._check_operator()
             return
         if data is not None or diagonal is not None:
@@ -176,7 +190,7 @@ class LinearSystems(Quadratics):
         if rows != columns:
             raise InputError(f"A has shape {self.A.shape}: every system is square, (problems, d, d).")
         self.operator, self.data, self.known_diagonal = None, None, None
-        self.b = _fitting("b", b, (count, rows), "A", self.A)
+        self.b = fitting("b", b, (count, rows), "A", self.A)
         if checks.is_concrete(self.A):
             _check_matrices(np.asarray(self.A))
 
@@ -225,7 +239,7 @@ class LinearSystems(Quadratics):
 
 
 class ConvexLosses(Problems):
-    """min over w of loss(w, data of one problem): smooth and convex. Methods start at w = 0.
+    """min over w of loss(w, data of one problem): smooth and convex. Methods start at w = 0 unless told otherwise.
 
     data: arrays in a tuple, list or dictionary, each with a leading axis of problems. size: the
     number of unknowns d, or the shape of w.
@@ -276,8 +290,13 @@ class ConvexLosses(Problems):
     def each(self) -> Objective:
         return Objective(self.loss, jnp.zeros((len(self), *self.shape), self.dtype), self.data)
 
-    def solved(self, program: Program, own: int, steps: int, tolerance: Array | None) -> Raw:
-        return solve_losses(program, self.each(), own, steps, tolerance)
+    def solved(
+        self, program: Program, own: int, steps: int, tolerance: Array | None, start: Array | None
+    ) -> Raw:
+        begun = self.each() if start is None else Objective(self.loss, start, self.data)
+        if tolerance is None:
+            return by_steps(partial(_steps_of_losses, own, steps), program, begun, None)
+        return by_theorem(partial(_solved_losses, own, steps), _newton, program, begun, None, tolerance)
 
     def learner(self, steps: int, seed: int) -> Learner:
         return LossLearner(self, steps, seed)
@@ -293,9 +312,41 @@ class ConvexLosses(Problems):
         return (self.values(w) - lowest) / (self.values(jnp.zeros_like(best)) - lowest)
 
 
-def _fitting(
-    name: str, value: Any, shape: tuple[int, ...], other: str = "b", like: Array | None = None
+# What is differentiated, as functions of arrays alone: see lfom.solving.derivatives.
+
+
+def _steps_of_systems(own: int, steps: int, program: Any, problems: Any, start: Any, written: bool) -> Raw:
+    return solve_systems(program, problems, own, steps, None, start, written)
+
+
+def _solved_systems(own: int, steps: int, program: Any, problems: Any, start: Any, tolerance: Array) -> Raw:
+    return solve_systems(program, problems, own, steps, tolerance, start)
+
+
+def _inverse(
+    own: int, steps: int, program: Any, problems: Any, tolerance: Array, w: Array, g: Array
 ) -> Array:
+    """A^-1 g, to the same tolerance."""
+    systems = eqx.tree_at(lambda one: one.moment, problems, g)
+    return solve_systems(program, systems, own, steps, tolerance).value
+
+
+def _steps_of_losses(own: int, steps: int, program: Any, problems: Any, start: Any, written: bool) -> Raw:
+    return solve_losses(program, problems, own, steps, None, written)
+
+
+def _solved_losses(own: int, steps: int, program: Any, problems: Any, start: Any, tolerance: Array) -> Raw:
+    return solve_losses(program, problems, own, steps, tolerance)
+
+
+def _newton(program: Any, problems: Any, tolerance: Array, w: Array, g: Array) -> Array:
+    """H^-1 g at w by conjugate gradients."""
+    conjugate = Program(PLAIN, PLAIN)
+    return solve_systems(conjugate, hessians(problems, w, g), 0, 10 * w[0].size, tolerance).value
+
+
+def fitting(name: str, value: Any, shape: tuple[int, ...], other: str = "b", like: Any = None) -> Array:
+    """An array of this shape, and of the precision of another one."""
     array = checks.real_array(name, value, finite=False)
     if array.shape != shape:
         raise InputError(f"{name} has shape {array.shape}, and {other} asks for {shape}. Make them match.")

@@ -42,7 +42,7 @@ def program_of(method: Algorithm) -> Program:
 
 
 class Raw(NamedTuple):
-    """value (problems, *shape), status, steps and residuals (problems, steps + 1)."""
+    """value (problems, *shape), status, steps and residuals (problems, steps + 1), relative to the start's."""
 
     value: Float[Array, "problems *shape"]
     status: Int[Array, " problems"]

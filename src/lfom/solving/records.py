@@ -2,9 +2,12 @@
 
 from dataclasses import dataclass
 
+import equinox as eqx
 import numpy as np
 from jax import Array
+from jaxtyping import Bool, Float, Int
 
+from lfom.core.checks import InputError, is_concrete
 from lfom.core.methods import Algorithm
 from lfom.solving import statuses
 
@@ -54,17 +57,17 @@ class Record:
         return dict(self.scores)
 
 
-@dataclass(frozen=True)
-class Solution:
+class Solution(eqx.Module):
     """value (problems, *shape); status (problems,) with `meaning`; steps taken by each; residuals
-    (problems, steps + 1), norms of b - A w or of the gradient; method: what solved them."""
+    (problems, steps + 1), norms of b - A w or of the gradient, relative to the start's; method: what solved them.
+    Arrays stay on the device until someone reads them."""
 
     value: Array
-    status: np.ndarray
-    steps: np.ndarray
-    residuals: np.ndarray
+    status: Int[Array, "*batch problems"]
+    steps: Int[Array, "*batch problems"]
+    residuals: Float[Array, "*batch problems columns"]
     method: Algorithm
-    fallback: str = "conjugate gradients"
+    fallback: str = eqx.field(static=True, default="conjugate gradients")
 
     @property
     def promise(self) -> str:
@@ -79,8 +82,12 @@ class Solution:
     def path(self) -> list[str]:
         """The path taken by each problem, in words."""
         names = [path.replace("fallback", f"fallback: {self.fallback}") for path in statuses.PATHS]
-        return [names[s % 10] if s >= 0 else "failed" for s in self.status.tolist()]
+        if not is_concrete(self.status):
+            raise InputError(
+                "words need values: return the solution from the compiled function, and ask it there."
+            )
+        return [names[s % 10] if s >= 0 else "failed" for s in np.asarray(self.status).tolist()]
 
     @property
-    def failed(self) -> np.ndarray:
-        return np.array([statuses.failed(s) for s in self.status.tolist()])
+    def failed(self) -> Bool[Array, "*batch problems"]:
+        return statuses.failed(self.status)

@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
 from lfom.core import checks
@@ -14,20 +13,23 @@ from lfom.core.checks import InputError
 from lfom.core.methods import Algorithm
 from lfom.solving.batches import solve_batch
 from lfom.solving.kinds import Kind
-from lfom.solving.problems import Problems
+from lfom.solving.problems import Problems, fitting
 from lfom.solving.program import program_of
 from lfom.solving.records import Solution
 
 LONGEST = 1_000  # steps, where a tolerance is given and no number of steps
 
 
-def solve(method: Algorithm, problems: Any, steps: int | None, tolerance: float | None) -> Solution:
+def solve(
+    method: Algorithm, problems: Any, steps: int | None, tolerance: float | None, start: Any = None
+) -> Solution:
     """See `Method.solve`."""
     _check(method, problems)
     given = budget(method, steps, tolerance, problems.shape, problems.dtype)
-    raw = solve_batch(program_of(method), problems, *given)
-    status, taken, residuals = (np.asarray(part) for part in raw[1:])
-    return Solution(raw.value, status, taken, residuals, method, problems.kind.fallback)
+    if start is not None:
+        start = fitting("start", start, (len(problems), *problems.shape), "the problems", problems)
+    raw = solve_batch(program_of(method), problems, *given, start)
+    return Solution(*raw, method, problems.kind.fallback)
 
 
 def budget(

@@ -3,6 +3,8 @@
 The last digit is the path taken, the tens say how a tolerance fared.
 """
 
+from typing import Any
+
 PATHS = (
     "the method's steps, within its promise",
     "the method's steps, checked afterwards",
@@ -20,12 +22,12 @@ OUTCOMES = {
 }
 MEANING: dict[int, str] = {
     **{tens + path: f"{said}: {text}" for tens, said in OUTCOMES.items() for path, text in enumerate(PATHS)},
-    NOT_FINITE: "failed: the problem holds NaN or infinity; the value is the start",
+    NOT_FINITE: "failed: the problem holds NaN or infinity, or its start leaves such a residual; the value is the start",
     NOT_DEFINITE: "failed: not positive definite, or singular; the value is no worse than the start",
     NO_PROGRESS: "failed: no step improved on the start, which is the value",
 }
 
 
-def failed(status: int) -> bool:
+def failed(status: Any) -> Any:
     """Whether what was asked for was not done."""
-    return status < 0 or status >= NOT_MET
+    return (status < 0) | (status >= NOT_MET)

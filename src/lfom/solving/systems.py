@@ -4,20 +4,21 @@ Everything is a vmap over single problems, so that no problem's numbers reach an
 """
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from lfom.core.arrays import norm, ratio
+from lfom.core.arrays import norm, pad_axes, ratio
 from lfom.core.memories import Conjugate
 from lfom.core.methods import Algorithm, Method
 from lfom.core.preconditioners import Identity
 from lfom.core.problems import IterateProblem
 from lfom.core.readers import Either, Gradient, Jacobi, Multiplied, Reader
-from lfom.core.states import Iterate
+from lfom.core.states import Iterate, Track
 from lfom.core.stopping import Standing, begin, choose, until
 from lfom.core.unroll import trace
 from lfom.solving import statuses
@@ -52,23 +53,81 @@ def gauge(reader: Any, problem: IterateProblem) -> Float[Array, ""]:
     return ratio(jnp.sum(z * problem.hessian_times(z)), jnp.sum(z * b), otherwise=1.0)
 
 
-def no_worse(problem: IterateProblem, state: Iterate, size: Array | float = 0.0) -> Bool[Array, ""]:
+def no_worse(
+    problem: IterateProblem, state: Iterate, size: Array | float = 0.0, far: Array | float = 0.0
+) -> Bool[Array, ""]:
     """Whether f(w) <= f(0), so that the error's energy norm is no larger than the start's, and w.Aw > 0:
     f(w) = -w.(b + r) / 2 and w.Aw = w.(b - r), with r = b - A w. size: an estimate of the norm of A, from
-    which follows how far rounding may have moved f; w far along a singular direction is not trusted."""
+    which follows how far rounding may have moved f; w far along a singular direction is not trusted. far: the size of
+    what w is added to."""
     w, r, b = state.w, -state.gradient, -problem.initial()[1]
     fall = jnp.sum(w * (b + r))
-    noise = 4 * jnp.finfo(w.dtype).eps * size * jnp.sum(w * w)
+    noise = 4 * jnp.finfo(w.dtype).eps * jnp.sum(size * jnp.abs(w) * (jnp.abs(w) + far))
     return ~jnp.any(w != 0) | ((fall >= noise) & jnp.isfinite(fall) & (jnp.sum(w * (b - r)) > 0))
 
 
+class Centred(NamedTuple):
+    """The same problems in v with w = start + scale v. Their right-hand sides are what the start leaves, divided by a
+    power of two near their size: neither large nor small ones spoil a square, and nothing is rounded."""
+
+    problems: IterateProblem
+    start: Float[Array, "problems *shape"] | None
+    scale: Float[Array, "problems ..."]  # with axes of size 1 for the unknowns
+
+    @staticmethod
+    def of(problems: Any, start: Array | None) -> "Centred":
+        b = problems.moment if start is None else -jax.vmap(lambda one, w: one.gradient(w))(problems, start)
+        largest = jnp.max(jnp.abs(jax.lax.stop_gradient(b)), tuple(range(1, b.ndim)))
+        limits = jnp.finfo(b.dtype)
+        exponent = jnp.where(largest > 0, jnp.frexp(largest)[1], limits.minexp)
+        power = jnp.clip(exponent, limits.minexp, limits.maxexp - 2)
+        scale = pad_axes(jnp.ldexp(jnp.ones(len(b), b.dtype), power), b.ndim)
+        return Centred(eqx.tree_at(lambda one: one.moment, problems, _divided(b, scale)), start, scale)
+
+    def back(self, v: Array) -> Array:
+        return self.scale * v if self.start is None else self.start + self.scale * v
+
+    def held(self, v: Array) -> Array:
+        """v as w holds it: digits are lost beside a large start, and where w is too small or large a number."""
+        w = self.back(v)
+        return (w if self.start is None else w - self.start) / self.scale
+
+    def far(self) -> Array:
+        return jnp.zeros_like(self.scale) if self.start is None else jnp.abs(self.start) / self.scale
+
+
+def _divided(b: Array, scale: Array) -> Array:
+    """b / scale. Processors take subnormal numbers for zeros, so these are read off their bits."""
+    limits = jnp.finfo(b.dtype)
+    bits = jax.lax.bitcast_convert_type(b, f"int{limits.bits}")
+    digits = bits & ((1 << limits.nmant) - 1)
+    subnormal = ((bits >> limits.nmant) & ((1 << limits.nexp) - 1) == 0) & (digits != 0)
+    value = jnp.where(bits < 0, -1, 1) * digits.astype(b.dtype) * 2.0**-limits.nmant
+    found = b / scale
+    better = value * (limits.smallest_normal / scale)
+    return found + jax.lax.stop_gradient(jnp.where(subnormal, better - found, 0))
+
+
+def strict(tolerance: Array) -> Array:
+    """What a residual that is computed must not exceed for the true one to meet the tolerance."""
+    return jnp.maximum(tolerance - 2 * jnp.finfo(tolerance.dtype).eps, tolerance / 2)
+
+
 def solve_systems(
-    program: Program, problems: IterateProblem, own: int, steps: int, tolerance: Array | None
+    program: Program,
+    given: IterateProblem,
+    own: int,
+    steps: int,
+    tolerance: Array | None,
+    start: Float[Array, "problems *shape"] | None = None,
+    written: bool = False,
 ) -> Raw:
     """`own` steps of the method, conjugate gradients up to `steps`; all of them where its steps fail their
-    check."""
+    check. start: where they begin, by default at 0. written: see `derivatives.by_steps`."""
+    centred = Centred.of(given, start)
+    problems = centred.problems
     first = begin(problems, starts(problems), steps)
-    threshold = None if tolerance is None else tolerance * first.size
+    threshold = None if tolerance is None else strict(tolerance) * first.size
     factor, path, finite = jax.vmap(partial(_into_range, program, own))(problems)
     finite &= jnp.isfinite(first.size)
     now = own_steps(program.method, problems, first, own, threshold, factor) if own else first
@@ -76,11 +135,24 @@ def solve_systems(
     path = jnp.where(good, path, statuses.FALLBACK)
     now = choose(good, now, first)
     limit = jnp.where(finite, jnp.where(good & (now.taken < own), now.taken, steps), 0)  # met early: done
-    ran = (limit > now.taken).any()
-    end = _conjugate(program.tail, problems, path == statuses.FALLBACK, now, limit, threshold)
-    # Conjugate gradients update their residual; the status is judged by the true one.
-    end = jax.lax.cond(ran, lambda: _checked(problems, end), lambda: end._replace(stretch=0 * end.stretch))
-    return jax.vmap(partial(_judged, tolerance))(problems, end, first.size, path, finite)
+    ran = limit > now.taken
+    end = _conjugate(
+        program.tail, problems, path == statuses.FALLBACK, now, limit, threshold, steps if written else None
+    )
+    # Residuals are updated, and w is rounded once more; the status is judged by the true one where that may matter.
+    v = centred.held(end.state.w)
+    if start is None:
+        matters = ran | (finite & jax.vmap(lambda a, b: jnp.any(a != b))(v, end.state.w))
+        matters |= False if tolerance is None else tolerance < 1e4 * jnp.finfo(tolerance.dtype).eps
+    else:
+        matters = jnp.ones_like(ran)
+    plain = end._replace(stretch=0 * end.stretch)
+    end = jax.lax.cond(
+        matters.any(), lambda: choose(matters, _checked(given, centred, end, v), plain), lambda: plain
+    )
+    good, raw = jax.vmap(_judged)(problems, end, first.size, threshold, path, finite, centred.far())
+    origin = jnp.zeros_like(v) if start is None else start
+    return raw._replace(value=choose(good, centred.back(end.state.w), origin))
 
 
 def own_steps(
@@ -102,7 +174,7 @@ def own_steps(
 
         def one(problem: Any, factor: Array | None) -> tuple[Any, Array]:
             def watch(state: Any, past: Any) -> Array:
-                return norm(problem.left(state))
+                return norm(jax.lax.stop_gradient(problem.left(state)))
 
             _, last, sizes = trace(rescaled(method, factor), problem, None, watch)
             return problem.at_answer(last), sizes
@@ -155,47 +227,56 @@ def _conjugate(
     now: Standing,
     limit: Int[Array, " problems"],
     threshold: Float[Array, " problems"] | None,
+    rounds: int | None,
 ) -> Standing:
     """Conjugate gradients from where each problem stands, up to its limit. The fallback trusts nothing
     that was learned: its preconditioner is the problem's own diagonal, or none."""
     plain = plain_reader(problems)
     if tail is None:
-        return until(Method(plain, Conjugate(), 1), problems, now, limit, threshold)
+        return until(Method(plain, Conjugate(), 1), problems, now, limit, threshold, rounds=rounds)
 
     def bind(method: Any, own: Any) -> Method:
         flag, seen, seen_plain = own
         return Method(Either(flag, plain.bind(seen_plain), method.reader.bind(seen)), method.memory, 1)
 
     own = (fallback, jax.vmap(tail.look)(problems), jax.vmap(plain.look)(problems))
-    return until(tail, problems, now, limit, threshold, own, bind)
+    return until(tail, problems, now, limit, threshold, own, bind, rounds)
 
 
-def _checked(problems: IterateProblem, end: Standing) -> Standing:
-    """With the true residual, and with the norm of A in `stretch`: its largest row sum where it is a matrix,
+def _checked(given: IterateProblem, centred: Centred, end: Standing, v: Array) -> Standing:
+    """At v, with the true residual, and with the norm of A in `stretch`: its largest row sum where it is a matrix,
     else the largest |Ad| / |d| met."""
+    inside = centred.start is None
 
-    def one(problem: Any, end: Standing) -> Standing:
-        gradient = problem.gradient(end.state.w)
+    def one(problem: Any, at: Array, end: Standing, v: Array, scale: Array) -> Standing:
+        gradient = problem.gradient(at) / scale
         c = problem.dominating(jnp.ones_like(gradient))
         size = end.stretch if c is None else jnp.max(c)
         return end._replace(
-            state=Iterate(end.state.context, gradient),
-            size=norm(gradient),
+            state=Iterate(Track(v), gradient),
+            size=norm(jax.lax.stop_gradient(gradient)),
             stretch=size.astype(end.size.dtype),
         )
 
-    return jax.vmap(one)(problems, end)
+    problems = centred.problems if inside else given
+    at, scale = (v, jnp.ones_like(centred.scale)) if inside else (centred.back(v), centred.scale)
+    return jax.vmap(one)(problems, at, end, v, scale)
 
 
 def _judged(
-    tolerance: Array | None, problem: IterateProblem, end: Standing, start: Array, path: Array, finite: Array
-) -> Raw:
+    problem: IterateProblem,
+    end: Standing,
+    start: Array,
+    threshold: Array | None,
+    path: Array,
+    finite: Array,
+    far: Array,
+) -> tuple[Array, Raw]:
     """The status from the true residual, and the start itself wherever nothing better was found."""
     w = end.state.w
-    good = finite & no_worse(problem, end.state, end.stretch) & (jnp.any(w != 0) | (start == 0))
-    status = path
-    if tolerance is not None:
-        status = path + jnp.where(end.size <= tolerance * start, statuses.MET, statuses.NOT_MET)
+    met = start == 0 if threshold is None else end.size <= threshold
+    good = finite & no_worse(problem, end.state, end.stretch, far) & (jnp.any(w != 0) | met)
+    status = path if threshold is None else path + jnp.where(met, statuses.MET, statuses.NOT_MET)
     # Once a problem is solved to rounding, rounding alone makes a direction flat: no failure.
     singular = end.stuck & ~(end.size <= jnp.finfo(w.dtype).eps ** 0.5 * start)
     status = jnp.where(good, status, statuses.NO_PROGRESS)
@@ -203,4 +284,4 @@ def _judged(
     status = jnp.where(finite, status, statuses.NOT_FINITE)
     last = jnp.where(good, end.size, start)
     sizes = jnp.where(jnp.arange(end.sizes.shape[0]) >= end.taken, last, end.sizes)
-    return Raw(jnp.where(good, w, 0), status, jnp.where(good, end.taken, 0), sizes)
+    return good, Raw(w, status, jnp.where(good, end.taken, 0), ratio(sizes, start))
