@@ -29,6 +29,7 @@ from lfom.core.user_code import classes_of, module_of
 from lfom.core.vectors import vector_of
 from lfom.files import CLASSES, MOST_LAYERS, read
 from lfom.limits.optimum import exact_optimum, with_preconditioner
+from lfom.prompts.generalised import NormalLinkRegression
 from lfom.solving.certificate import Certificate
 from lfom.solving.kinds import SYSTEMS
 from lfom.solving.records import Accuracy, Bound, Record
@@ -85,6 +86,11 @@ def things() -> Iterator[Any]:
     yield lfom.AnyLength(lfom.OrthogonalQuery(lfom.LinearRegression([1.0, 0.5], 1)), (1, 1))
     yield lfom.GaussianMixture([[0.0, 1.0]], [1.0], [1.0], 8)
     yield lfom.GaussianProcess(2, 8, lfom.GaussianKernel(0.5))
+    yield lfom.LinkRegression(base, lfom.links.LogisticLink())
+    yield NormalLinkRegression(base, lfom.links.LogisticLink())
+    yield lfom.LogisticRegression([1.0, 0.5], 8)
+    yield lfom.PoissonRegression([1.0, 0.5], 8)
+    yield lfom.newton(3, 0.1)
     yield checkpoint()
     yield dataclasses.replace(unfinished(), optimiser=lfom.Adam(steps=7))
     vectors = np.stack([[vector_of(experts[0])] * 2] * 3)
