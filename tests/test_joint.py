@@ -16,6 +16,7 @@ from lfom import (
     LinearRegression,
     Method,
     Mixture,
+    OnSphere,
     PerPrompt,
     adapt,
     evaluate,
@@ -25,6 +26,7 @@ from lfom import (
     mixture,
     run,
 )
+from lfom.core.arrays import triangular_factor
 from lfom.core.memories import Forget
 from lfom.core.problems import JointGram, Quadratic, Tokens
 from lfom.core.readers import Attention, Heads, Normalised, Reader
@@ -242,3 +244,24 @@ def test_gamma_of_tokens_says_that_it_needs_them_all() -> None:
     softmax = memformer(2, 1, reader="softmax", memory="none", key=KEY)
     with pytest.raises(InputError, match="SoftmaxAttention does not act in the view 'joint': run it with"):
         unroll(softmax, DATA.joints(KEY, 3))
+
+
+@pytest.mark.parametrize(("n", "m"), [(1, 1), (5, 3), (3, 5), (20, 6)])
+def test_triangular_factors(n: int, m: int, x64: None) -> None:
+    """R^T R = Z^T Z, upper triangular; columns that depend on others, and none."""
+    rng = np.random.default_rng(n + m)
+    Z = rng.normal(size=(n, m, 4)) * 10.0 ** rng.uniform(-6, 6, (1, m, 1))
+    Z[..., 1], Z[:, -1, 2] = 0, Z[:, 0, 2]
+    R = np.asarray(triangular_factor(jnp.asarray(Z)))
+    sizes = np.sqrt(np.sum(Z**2, axis=0)) + 1e-300
+    gap = np.einsum("kip,kjp->ijp", R, R) - np.einsum("kip,kjp->ijp", Z, Z)
+    assert np.abs(gap / (sizes[:, None] * sizes[None])).max() < 1e-13
+    assert all(np.array_equal(R[..., k], np.triu(R[..., k])) for k in range(4))
+
+
+def test_scores_of_drawn_examples_come_back() -> None:
+    """Chunks are scored in threads; a QR of LAPACK in two of them at once never ended."""
+    data = OnSphere([1.0, 0.5], 8)
+    model = memformer(2, 2, reader="linear", memory="none", key=KEY)
+    score = evaluate({"any": model}, data, prompts=8_000, chunk=500, key=KEY)["any"]
+    assert np.isfinite(score.mean).all()

@@ -25,6 +25,7 @@ from lfom.core.methods import Algorithm, Mixture
 from lfom.core.parameters import kinds
 from lfom.core.problems import Problem, Quadratic
 from lfom.core.unroll import last_residual
+from lfom.methods.newton import solved
 
 STEPS = 4
 FIRST_DAMPING = 1e-2  # relative to the diagonal; a tenth after a step that helped, tenfold otherwise
@@ -199,8 +200,7 @@ def solve(matrix: Float[Array, "p p *prompts"], vector: Float[Array, "p *prompts
     """matrix^-1 vector for symmetric positive definite matrices, prompts last: Gauss-Jordan."""
     p = matrix.shape[0]
     if p > PROMPTS_LAST:
-        leading = jnp.moveaxis(matrix, (0, 1), (-2, -1)), jnp.moveaxis(vector, 0, -1)
-        return jnp.moveaxis(jnp.linalg.solve(leading[0], leading[1][..., None])[..., 0], -1, 0)
+        return solved(matrix, vector)
     system = jnp.concatenate([matrix, vector[:, None]], axis=1)
     for j in range(p):
         row = system[j] / system[j, j]

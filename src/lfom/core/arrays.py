@@ -175,3 +175,30 @@ def semidefinite_root(K: Array) -> Array:
         return jax.lax.dynamic_update_index_in_dim(C, c, j, 1), None
 
     return jax.lax.scan(column, jnp.zeros_like(K), (jnp.arange(n), jnp.moveaxis(K, 1, 0)))[0]
+
+
+def triangular_factor(Z: Array) -> Array:
+    """R (m, m, *prompts), upper triangular, with R^T R = Z^T Z, for Z (n, m, *prompts): Gram and Schmidt's, every column
+    made orthogonal twice. LAPACK's QR of batches never returns if two threads call it at once (jaxlib 0.10.1)."""
+    n, m = Z.shape[:2]
+    least = n * jnp.finfo(Z.dtype).eps
+
+    def column(Q: Array, now: tuple[Array, Array]) -> tuple[Array, Array]:
+        j, z = now
+        size, shares = norms(z), jnp.zeros((m, *Z.shape[2:]), Z.dtype)
+        for _ in range(2):
+            found = jnp.sum(Q * z[:, None], axis=0)
+            shares, z = shares + found, z - jnp.sum(Q * found[None], axis=1)
+        rest = norms(z)
+        good = rest > least * size  # else it is rounding
+        q = jnp.where(good, z / jnp.where(good, rest, 1), 0)
+        own = pad_axes(jnp.arange(m) == j, shares.ndim)
+        return jax.lax.dynamic_update_index_in_dim(Q, q, j, 1), jnp.where(
+            own, jnp.where(good, rest, 0), shares
+        )
+
+    def norms(z: Array) -> Array:
+        return jnp.sqrt(jnp.sum(z**2, axis=0))
+
+    each = (jnp.arange(m), jnp.moveaxis(Z, 1, 0))
+    return jnp.moveaxis(jax.lax.scan(column, jnp.zeros_like(Z), each)[1], 0, 1)

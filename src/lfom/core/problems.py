@@ -17,7 +17,18 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
-from lfom.core.arrays import HIGHEST, dot, identity, matmat, matvec, norm, pad_axes, ratio, transpose
+from lfom.core.arrays import (
+    HIGHEST,
+    dot,
+    identity,
+    matmat,
+    matvec,
+    norm,
+    pad_axes,
+    ratio,
+    transpose,
+    triangular_factor,
+)
 from lfom.core.checks import InputError
 from lfom.core.states import Columns, Direction, Iterate, Track
 
@@ -450,12 +461,11 @@ class JointGram(Problem):
     @staticmethod
     def of(prompt: Any) -> "JointGram":
         """Of one prompt, or of a batch; its probe is the prompt's query."""
-        if prompt.X.ndim == 3:
-            return jax.vmap(JointGram.of, out_axes=-1)(prompt)
-        n, d = prompt.X.shape
-        Z = jnp.concatenate([prompt.X, prompt.y[:, None]], axis=1) / n**0.5
-        short = Z if n <= d + 1 else jnp.linalg.qr(Z, mode="r")
-        return JointGram(short.T, prompt.query[None], prompt.target[None])
+        last = jax.tree.map(lambda a: jnp.moveaxis(a, 0, -1), prompt) if prompt.X.ndim == 3 else prompt
+        n, d = last.X.shape[:2]
+        Z = jnp.concatenate([last.X, last.y[:, None]], axis=1) / n**0.5
+        short = Z if n <= d + 1 else triangular_factor(Z)
+        return JointGram(transpose(short), last.query[None], last.target[None])
 
     def start(self, *, splits: bool, moves_covariates: bool) -> Columns:
         if self.probe is None:

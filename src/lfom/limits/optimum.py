@@ -265,8 +265,9 @@ def sampled_optima(
         return distribution.problems(key, count, "iterates" if kernel is None else "kernel", kernel)
 
     pilot = draw(first, 1_000)
-    eigenvalues = jnp.linalg.eigvals(jnp.moveaxis(jax.vmap(precondition, 1, 1)(pilot.gram), -1, 0)).real
-    scale = float(jnp.max(eigenvalues)) * 1.2
+    # By NumPy: two threads that call JAX's own on batches at once wait for each other (jaxlib 0.10.1).
+    products = np.moveaxis(np.asarray(jax.vmap(precondition, 1, 1)(pilot.gram)), -1, 0)
+    scale = float(np.linalg.eigvals(products).real.max()) * 1.2
 
     @eqx.filter_jit
     def system(key: PRNGKeyArray) -> tuple[Array, Array, Array]:
