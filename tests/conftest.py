@@ -1,7 +1,9 @@
 """Shapes are checked at run time, in the tests only; float64 where a test asks for it."""
 
+import gc
 import importlib.util
 from collections.abc import Iterator
+from pathlib import Path
 
 import jax
 import pytest
@@ -25,6 +27,19 @@ LONGEST = ["test_train_command", "test_shift_experiments", "test_learning", "tes
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.stem, len(places)))
+
+
+MAPS = Path("/proc/self/maps")  # of Linux: what a process has mapped, some places for every compiled program
+MOST_MAPS = 20_000  # a process may have 65,530 by default, and ends with a segmentation fault beyond
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _few_programs() -> Iterator[None]:
+    """Compiled programs are let go between files, once there are many."""
+    yield
+    if MAPS.exists() and len(MAPS.read_bytes().splitlines()) > MOST_MAPS:
+        jax.clear_caches()
+        gc.collect()
 
 
 @pytest.fixture
