@@ -36,7 +36,7 @@ from lfom import (
 from lfom.core.arrays import semidefinite_root
 from lfom.core.kernels import KERNELS
 from lfom.core.memories import ConjugateBank, Forget
-from lfom.core.preconditioners import Scaled
+from lfom.core.preconditioners import One, Scaled, Shared
 from lfom.core.problems import KernelMatrix
 from lfom.core.readers import (
     ActivatedAttention,
@@ -197,6 +197,7 @@ def test_semidefinite_roots_and_solutions(seed: int, n: int, rank: int) -> None:
 def test_labels_have_the_covariance_of_the_kernel(kernel: Kernel, x64: None) -> None:
     """Given covariates, E[y_i y_j] = k(x_i, x_j) + noise^2 [i = j], two-sided; and the covariates are on the sphere."""
     data, count = GaussianProcess(3, 4, kernel, noise=0.5), 200_000
+    assert GaussianProcess(3, 4, "gaussian").kernel == GaussianKernel()
     batch = data.prompts(KEY, count)
     np.testing.assert_allclose(np.sum(np.asarray(batch.X) ** 2, axis=-1), 1, rtol=1e-12)
     assert abs(np.asarray(batch.X).mean()) < 5 / (count * 4) ** 0.5
@@ -312,6 +313,9 @@ class Wrong(Kernel):
         (lambda: memformer(3, 2, reader="gaussian", preconditioner="shared", key=KEY), "preconditioner"),
         (lambda: memformer(3, 2, reader="softmax", memory="conjugate-bank", key=KEY), "conjugate"),
         (lambda: memformer(3, 2, reader="gaussian", normalised=True, key=KEY), "normalised"),
+        (lambda: GaussianProcess(3, 4, "cubic"), "cubic"),
+        (lambda: KernelAttention(One(jnp.eye(3)), LinearKernel()), "multiplied by a number"),
+        (lambda: KernelAttention(Shared(jnp.ones(2), jnp.eye(3)), LinearKernel()), "multiplied by a number"),
         (lambda: GaussianKernel(0.0), "width"),
         (lambda: GaussianProcess(0, 4, LinearKernel()), "d is 0"),
         (lambda: GaussianProcess(2, 4, LinearKernel(), noise=-1.0), "noise"),

@@ -104,6 +104,15 @@ KERNELS: dict[str, Kernel] = {
 }
 
 
+def as_kernel(kernel: Any) -> Kernel:
+    """What a user hands over: a kernel, or the name of one."""
+    if isinstance(kernel, str):
+        return KERNELS[checks.known("kernel", kernel, KERNELS)]
+    if not callable(kernel) or isinstance(kernel, type):
+        raise InputError(f"kernel is {kernel!r}: pass a Kernel, or one of the names {', '.join(KERNELS)}.")
+    return kernel
+
+
 def check_semidefinite(kernel: Kernel, matrices: Any) -> None:
     """Kernel matrices (n, n, prompts), of prompts that are handed over: an error names the first that has a negative
     eigenvalue."""

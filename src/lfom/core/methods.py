@@ -16,9 +16,9 @@ from lfom.core.checks import InputError, known
 from lfom.core.kernels import Kernel
 from lfom.core.memories import Memory
 from lfom.core.parameters import dimension, parameter, part
-from lfom.core.problems import Problem
+from lfom.core.problems import Problem, Quadratic
 from lfom.core.readers import Reader
-from lfom.core.states import common, common_views, one_kernel
+from lfom.core.states import Direction, Track, common, common_views, one_kernel
 
 GATINGS = ("free", "softmax", "hard")
 LOGIT = 4.0  # where softmax gates start for a single expert: near the corner, and still movable
@@ -257,6 +257,35 @@ class Algorithm(eqx.Module):
         from lfom.solving.export import exported
 
         return exported(self)
+
+
+class OneStep(Algorithm):
+    """What answers at once, from all of a problem: optima and exact solutions, to be scored beside methods."""
+
+    @property
+    def depth(self) -> int:
+        return 1
+
+    @property
+    def splits(self) -> bool:
+        return False
+
+    @property
+    def moves_covariates(self) -> bool:
+        return False
+
+    def start(self, state: Any, problem: Problem, room: int | None) -> None:
+        return None
+
+    @abc.abstractmethod
+    def answer(self, quadratic: Quadratic) -> Array:
+        """w."""
+
+    def step(self, state: Any, past: None, problem: Problem, layer: Array | int) -> tuple[Direction, None]:
+        return Direction(Track(self.answer(problem.as_quadratic()))), None
+
+    def truncated(self, depth: int) -> "OneStep":
+        return self
 
 
 class Method(Algorithm):

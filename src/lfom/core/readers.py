@@ -280,12 +280,23 @@ class Gradient(Reader):
         return Gradient(self.A.ready(), None if self.B is None else self.B.ready())
 
 
+def only_numbers(A: Preconditioner, reader: Reader) -> None:
+    if not A.one_matrix or A.common is not None:
+        raise InputError(
+            f"{type(reader).__name__} has a {type(A).__name__}: attention that moves labels alone is multiplied by a number "
+            "a_l, so use Scaled(a) or Identity()."
+        )
+
+
 class KernelAttention(Reader):
     """Attention whose weights are a kernel of the covariates, which stay as they are: P = diag(0, -a_l). A step of
     gradient descent on functions f = sum_i alpha_i k(x_i, .), whose values at the covariates the labels hold."""
 
     A: Preconditioner = part("A", sets_scale=True)  # a_l I
     weights: Kernel = eqx.field(static=True)  # type: ignore[misc]
+
+    def __check_init__(self) -> None:
+        only_numbers(self.A, self)
 
     @property
     def kernel(self) -> Kernel:
@@ -328,6 +339,7 @@ class LabelAttention(Reader):
 
     def __check_init__(self) -> None:
         known("form", self.form, ("relu", "softmax"))
+        only_numbers(self.A, self)
 
     def on_tokens(self, Z: Array, problem: Any) -> Array:
         inner = self.sharpness * (Z[:-1, :-1].T @ Z[:-1])

@@ -1,51 +1,29 @@
 """Least squares and ridge, solved prompt by prompt: what any method of a few steps is measured against."""
 
-from typing import Any
-
 import numpy as np
 from jax import Array
 from jaxtyping import Float
 
 from lfom.adaptation.per_prompt import solve
 from lfom.core.arrays import as_array, identity
-from lfom.core.methods import Algorithm
-from lfom.core.problems import Problem
-from lfom.core.states import Direction, Track
+from lfom.core.methods import OneStep
+from lfom.core.problems import Quadratic
 
 PENALTIES = (0.0, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)  # 0 is least squares
 
 
-class Ridge(Algorithm):
-    """w = (G + penalty I)^-1 b in one step."""
+class Ridge(OneStep):
+    """w = (G + penalty I)^-1 b."""
 
     penalty: Float[Array, ""]
-
-    @property
-    def depth(self) -> int:
-        return 1
-
-    @property
-    def splits(self) -> bool:
-        return False
-
-    @property
-    def moves_covariates(self) -> bool:
-        return False
 
     @property
     def views(self) -> tuple[str, ...]:
         return ("iterates",)
 
-    def start(self, state: Any, problem: Problem, room: int | None) -> None:
-        return None
-
-    def step(self, state: Any, past: None, problem: Problem, layer: Array | int) -> tuple[Any, None]:
-        q = problem.as_quadratic()
-        damped = q.gram + self.penalty * identity(q.unknowns(), q.moment)
-        return Direction(Track(solve(damped, q.moment))), None
-
-    def truncated(self, depth: int) -> "Ridge":
-        return self
+    def answer(self, quadratic: Quadratic) -> Array:
+        damped = quadratic.gram + self.penalty * identity(quadratic.unknowns(), quadratic.moment)
+        return solve(damped, quadratic.moment)
 
 
 def ridges() -> dict[str, Ridge]:

@@ -22,10 +22,9 @@ from numpy.polynomial import Polynomial
 from lfom.core import checks
 from lfom.core.arrays import as_array, default_dtype, matvec
 from lfom.core.checks import InputError
-from lfom.core.kernels import Kernel
-from lfom.core.methods import Algorithm
-from lfom.core.problems import Problem, Quadratic
-from lfom.core.states import Direction, Track
+from lfom.core.kernels import Kernel, as_kernel
+from lfom.core.methods import OneStep
+from lfom.core.problems import Quadratic
 from lfom.limits.gdpp import FittedOptimum, gdpp_optima
 from lfom.limits.krylov import moments
 from lfom.prompts.distributions import Distribution
@@ -84,16 +83,12 @@ class Optimum(eqx.Module):
         return jnp.sum(quadratics.residual(self.answer(quadratics)) ** 2, axis=0)
 
 
-class Horner(Algorithm):
-    """w = q(A G) A b in one step, by Horner's rule. coefficients: of q, ascending."""
+class Horner(OneStep):
+    """w = q(A G) A b by Horner's rule. coefficients: of q, ascending."""
 
     coefficients: Float[Array, "... depth"]
     preconditioner: Float[Array, "... d d"] | None
     weights: Kernel | None = eqx.field(static=True, default=None)
-
-    @property
-    def depth(self) -> int:
-        return 1
 
     @property
     def views(self) -> tuple[str, ...]:
@@ -103,23 +98,8 @@ class Horner(Algorithm):
     def kernel(self) -> Kernel | None:
         return self.weights
 
-    @property
-    def splits(self) -> bool:
-        return False
-
-    @property
-    def moves_covariates(self) -> bool:
-        return False
-
-    def start(self, state: Any, problem: Problem, room: int | None) -> None:
-        return None
-
-    def step(self, state: Any, past: None, problem: Problem, layer: Array | int) -> tuple[Direction, None]:
-        w = polynomial_answer(self.coefficients, self.preconditioner, problem.as_quadratic())
-        return Direction(Track(w)), None
-
-    def truncated(self, depth: int) -> "Horner":
-        return self
+    def answer(self, quadratic: Quadratic) -> Array:
+        return polynomial_answer(self.coefficients, self.preconditioner, quadratic)
 
 
 def polynomial_answer(
@@ -183,7 +163,7 @@ def sampled_optimum(
     key: PRNGKeyArray,
     *,
     preconditioner: Array | None = ...,
-    kernel: Kernel | None = ...,
+    kernel: Kernel | str | None = ...,
     covariates: Literal[False] = ...,
     prompts: int | None = ...,
     chunk: int | None = ...,
@@ -210,7 +190,7 @@ def sampled_optimum(
     key: PRNGKeyArray,
     *,
     preconditioner: Array | None = None,
-    kernel: Kernel | None = None,
+    kernel: Kernel | str | None = None,
     covariates: bool = False,
     memory: str | None = None,
     prompts: int | None = None,
@@ -230,6 +210,7 @@ def sampled_optimum(
     options: dict[str, Any] = {"preconditioner": preconditioner}
     options |= {} if prompts is None else {"prompts": prompts}
     options |= {} if chunk is None else {"chunk": chunk}
+    kernel = None if kernel is None else as_kernel(kernel)
     if kernel is not None and (covariates or preconditioner is not None):
         raise InputError(
             "kernel is given: attention with a kernel has no preconditioner and leaves covariates alone."

@@ -10,14 +10,13 @@ from jaxtyping import Float
 
 from lfom.core import checks
 from lfom.core.arrays import identity
-from lfom.core.kernels import Kernel
-from lfom.core.methods import Algorithm
-from lfom.core.problems import Problem
-from lfom.core.states import Direction, Track
+from lfom.core.kernels import Kernel, as_kernel
+from lfom.core.methods import OneStep
+from lfom.core.problems import Quadratic
 
 
-class PosteriorMean(Algorithm):
-    """The Bayes predictor for labels of a Gaussian process with this kernel, in one step: f = sum_i alpha_i k(x_i, .)
+class PosteriorMean(OneStep):
+    """The Bayes predictor for labels of a Gaussian process with this kernel, f = sum_i alpha_i k(x_i, .)
     with (K + noise^2 I) alpha = y. Without noise it goes through all labels.
 
     >>> from lfom import ExponentialKernel, GaussianProcess, run
@@ -29,12 +28,8 @@ class PosteriorMean(Algorithm):
     noise: Float[Array, ""]
     weights: Kernel = eqx.field(static=True)
 
-    def __init__(self, kernel: Kernel, noise: Any = 0.0):
-        self.weights, self.noise = kernel, checks.non_negative("noise", noise)
-
-    @property
-    def depth(self) -> int:
-        return 1
+    def __init__(self, kernel: Kernel | str, noise: Any = 0.0):
+        self.weights, self.noise = as_kernel(kernel), checks.non_negative("noise", noise)
 
     @property
     def views(self) -> tuple[str, ...]:
@@ -44,24 +39,11 @@ class PosteriorMean(Algorithm):
     def kernel(self) -> Kernel:
         return self.weights
 
-    @property
-    def splits(self) -> bool:
-        return False
-
-    @property
-    def moves_covariates(self) -> bool:
-        return False
-
-    def start(self, state: Any, problem: Problem, room: int | None) -> None:
-        return None
-
-    def step(self, state: Any, past: None, problem: Problem, layer: Array | int) -> tuple[Direction, None]:
-        q = problem.as_quadratic()  # K / n and y / n
-        K = q.gram + self.noise**2 / q.unknowns() * identity(q.unknowns(), q.moment)
-        return Direction(Track(semidefinite_solve(K, q.moment))), None
-
-    def truncated(self, depth: int) -> "PosteriorMean":
-        return self
+    def answer(self, quadratic: Quadratic) -> Array:
+        n = quadratic.unknowns()  # it holds K / n and y / n
+        return semidefinite_solve(
+            quadratic.gram + self.noise**2 / n * identity(n, quadratic.moment), quadratic.moment
+        )
 
 
 def semidefinite_solve(

@@ -12,7 +12,7 @@ from lfom.core import checks
 from lfom.core.arrays import as_array, default_dtype, on_host, ones
 from lfom.core.checks import InputError
 from lfom.core.coefficients import Coefficient, CoordinateWise, Hadamard, Pair, Rows, Scalar, TokenWise
-from lfom.core.kernels import KERNELS, Kernel
+from lfom.core.kernels import KERNELS, Kernel, as_kernel
 from lfom.core.memories import Bank, Conjugate, ConjugateBank, Forget, Memory, Register
 from lfom.core.methods import Algorithm, Method, Mixture
 from lfom.core.preconditioners import Full, Identity, One, Preconditioner, Scaled, Shared
@@ -73,10 +73,9 @@ def memformer(
     checks.known("memory", memory, MEMORIES)
     checks.known("preconditioner", preconditioner, PRECONDITIONERS)
     checks.known("gamma", gamma, GAMMAS)
-    kernel: Any = reader
     if isinstance(reader, str):
         checks.known("reader", reader, READERS)
-        kernel = KERNELS.get(reader)
+    kernel = None if isinstance(reader, str) and reader not in KERNELS else as_kernel(reader)
     if scale is None:
         scale = 1e-4 if reader == "sparse" or kernel is not None else 0.15
     of_sparse = {

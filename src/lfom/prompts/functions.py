@@ -10,7 +10,7 @@ from jaxtyping import Float, PRNGKeyArray
 
 from lfom.core import checks
 from lfom.core.arrays import matvec, semidefinite_root
-from lfom.core.kernels import Kernel, check_semidefinite
+from lfom.core.kernels import Kernel, as_kernel, check_semidefinite
 from lfom.core.problems import KernelMatrix, Problem
 from lfom.prompts.distributions import Distribution
 from lfom.prompts.prompt import Prompt
@@ -32,9 +32,10 @@ class GaussianProcess(Distribution):
     size: int = eqx.field(static=True)
     context: int = eqx.field(static=True)
 
-    def __init__(self, d: int, context: int, kernel: Kernel, *, noise: Any = 0.0):
+    def __init__(self, d: int, context: int, kernel: Kernel | str, *, noise: Any = 0.0):
         self.size, self.context = checks.count("d", d), checks.count("context", context)
-        self.kernel, self.noise = kernel, checks.non_negative("noise", noise)
+        self.kernel = kernel = as_kernel(kernel)
+        self.noise = checks.non_negative("noise", noise)
         if not kernel.semidefinite:
             X = _covariates(self, jax.random.key(0), 100)
             check_semidefinite(kernel, kernel.between(X, X))

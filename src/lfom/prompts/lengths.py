@@ -63,7 +63,7 @@ class AnyLength(Distribution):
             raise InputError(
                 f"lengths goes up to {longest}, and prompts of base have {drawn.X.shape[0]} examples: give base a longer context."
             )
-        if not (drawn.has_prefixes and drawn.has_gram):
+        if not (drawn.has_prefixes and drawn.is_quadratic):
             raise InputError(f"{type(base).__name__} is no least squares of one length: pass a base that is.")
         self.lengths = (shortest, longest)
 

@@ -22,12 +22,12 @@ OF_LINK: dict[str, Any] = {"iterates": LinkExamples.of, "tokens": LinkTokens.of}
 class Prompt(eqx.Module):
     """Examples in context, a query, and what the query's label should be.
 
-    Rows are examples. A batch of prompts has one leading axis on every field. has_gram: whether the loss of its
+    Rows are examples. A batch of prompts has one leading axis on every field. is_quadratic: whether the loss of its
     context is that of least squares, which Gram matrices tell. has_prefixes: whether its first k examples are a prompt of
     k examples. views: those that it can be read in.
     """
 
-    has_gram: ClassVar[bool] = True
+    is_quadratic: ClassVar[bool] = True
     has_prefixes: ClassVar[bool] = True
     views: ClassVar[tuple[str, ...]] = VIEWS
 
@@ -61,7 +61,7 @@ class LinkPrompt(Prompt):
     """A prompt of a generalised linear model: labels have the mean link.mean(x.w), and the target is a label too, or
     its mean, where that is known. What a method predicts is x.w; link.mean of it is the label to expect."""
 
-    has_gram = False
+    is_quadratic = False
     views = tuple(OF_LINK)
 
     link: Link = eqx.field(static=True, kw_only=True)

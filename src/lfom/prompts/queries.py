@@ -123,7 +123,7 @@ def _asked(plain: Prompt, query: Array) -> Prompt:
 
 def _checked(base: Distribution) -> Distribution:
     drawn, name = base.outline(), type(base).__name__
-    if drawn.weights is None or not drawn.has_gram:
+    if drawn.weights is None or not drawn.is_quadratic:
         raise InputError(
             f"labels elsewhere are asked for, which are x.w*, and prompts of {name} do not say their w*: let them hold weights."
         )

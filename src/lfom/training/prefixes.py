@@ -100,7 +100,7 @@ def prefix_scores(
     """
     outline = sources[0].outline()
     wanted = _checked(contexts, outline, [entry.name for entry in entries])
-    along = {entry.name: outline.has_gram and entry.view[0] in ALONG for entry in entries}
+    along = {entry.name: outline.is_quadratic and entry.view[0] in ALONG for entry in entries}
     averaged = all(along.values())
     chunks, finished = max(prompts // chunk, 1), itertools.count(1)
     lengths = as_array(np.asarray(wanted, np.int32))
@@ -119,7 +119,7 @@ def prefix_scores(
     for kernel in {entry.view[1] for entry in entries} - {None}:
         check_semidefinite(kernel, first.prompts.problem("kernel", kernel).gram)  # type: ignore[attr-defined]
     list(in_threads(lambda entry: on_device(entry, 0, first), {e.structure: e for e in entries}.values()))
-    least_squares = outline.has_gram
+    least_squares = outline.is_quadratic
     rivals = [_rivals(s, draw(run, chunks), wanted) if least_squares else {} for run, s in enumerate(sources)]
 
     def one(item: tuple[int, int]) -> tuple[dict[str, np.ndarray], np.ndarray]:
