@@ -142,11 +142,22 @@ def dot(left: Array, right: Array) -> Array:
     return jnp.sum(left * right, axis=0)
 
 
+@jax.custom_jvp
 def norm(vector: Array) -> Array:
-    """The Euclidean norm of a whole array; scaled, so that neither overflow nor underflow spoils it."""
-    largest = jnp.max(jnp.abs(vector))
-    scale = jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1)
-    return scale * jnp.sqrt(jnp.sum((vector / scale) ** 2))
+    """The Euclidean norm of a whole array. Squares are summed at three scales in one pass, and that sum is taken which
+    neither overflow nor underflow spoils."""
+    limits = jnp.finfo(vector.dtype)
+    up, down = 2.0 ** (-limits.minexp // 2), 2.0 ** -(limits.maxexp // 2 + 8)
+    plain, raised, lowered = (jnp.sum((vector * scale) ** 2) for scale in (1, up, down))
+    rest = jnp.where(jnp.isinf(plain), jnp.sqrt(lowered) / down, jnp.sqrt(raised) / up)
+    return jnp.where(jnp.isfinite(plain) & (plain > 1 / up), jnp.sqrt(plain), rest)
+
+
+@norm.defjvp
+def _norm_jvp(primals: Any, tangents: Any) -> tuple[Array, Array]:
+    (vector,), (change,) = primals, tangents
+    size = norm(vector)
+    return size, jnp.sum(jnp.where(size > 0, vector / jnp.where(size > 0, size, 1), 0) * change)
 
 
 def ratio(top: Array | float, bottom: Array, otherwise: Array | float = 0.0) -> Array:

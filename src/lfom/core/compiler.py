@@ -32,3 +32,8 @@ def keep_sums() -> None:
 # `jit` for programs that draw random numbers and run a few times: they compile twice as fast (prompts for five
 # runs take 1.3 s of a core instead of 2.5) and run 1.3 times slower. Other programs gain nothing by it.
 jit_draws: Any = functools.partial(eqx.filter_jit, compiler_options={"xla_backend_optimization_level": 1})
+
+
+def reads_back() -> bool:
+    """Whether a loop that ends by its own numbers waits for them at every turn: on accelerators the host decides."""
+    return jax.default_backend() != "cpu"

@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+from functools import partial
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -40,6 +41,17 @@ class Learned(eqx.Module):
     record: Any = eqx.field(static=True)
     certificate: Any = eqx.field(static=True, default=None)
     bound: Any = eqx.field(static=True, default=None)
+
+
+class Door:
+    """A method that is called often. Equinox makes a module of a method whenever it is named, which takes as long as
+    all that `solve` does before the device begins."""
+
+    def __init__(self, function: Any):
+        self.function = function
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self.function if instance is None else partial(self.function, instance)
 
 
 class Algorithm(eqx.Module):
@@ -225,6 +237,7 @@ class Algorithm(eqx.Module):
 
         return promise_of(self)
 
+    @Door
     def solve(
         self, problems: Any, steps: int | None = None, tolerance: float | None = None, start: Any = None
     ) -> Any:

@@ -3,6 +3,9 @@
 Problems that are done are frozen: their states stay as they are to the last bit, and their steps are not
 counted. The batch is one explicit loop around a vmapped step, so that the number of the layer is the same
 for all problems and parameters of layers are read once, not gathered per problem.
+
+On an accelerator the host asks after every turn whether to go on, which takes as long as a step. So a turn is several
+steps there, those of problems that are done without effect, and few steps of a known number are written out.
 """
 
 from collections.abc import Callable
@@ -14,9 +17,13 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from lfom.core.arrays import norm, pad_axes
+from lfom.core.compiler import reads_back
 from lfom.core.methods import Algorithm
 from lfom.core.parameters import by_layer, cut
 from lfom.core.problems import IterateProblem
+
+TURN = 4  # steps between two questions to the host, on an accelerator
+WRITTEN_OUT = 16  # steps of a known number there
 
 
 class Standing(NamedTuple):
@@ -103,5 +110,12 @@ def until(
 
     carry = (jnp.asarray(0), jax.vmap(start)(problems, now.state, own), now)
     if rounds is not None:
-        return jax.lax.scan(lambda carry, _: (body(carry), None), carry, length=rounds)[0][2]
-    return jax.lax.while_loop(lambda carry: goes_on(carry[2]).any(), body, carry)[2]
+        together = min(rounds, WRITTEN_OUT) if reads_back() else 1
+        return jax.lax.scan(lambda carry, _: (body(carry), None), carry, length=rounds, unroll=together)[0][2]
+
+    def turn(carry: Any) -> Any:
+        for _ in range(TURN if reads_back() else 1):
+            carry = body(carry)
+        return carry
+
+    return jax.lax.while_loop(lambda carry: goes_on(carry[2]).any(), turn, carry)[2]

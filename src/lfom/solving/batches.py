@@ -7,36 +7,52 @@ Problems that lie on several devices are solved where they lie: none waits for a
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-import equinox as eqx
 import jax
+import numpy as np
 from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
 from lfom.core.checks import is_concrete
 from lfom.solving.problems import Problems
-from lfom.solving.program import Program, Raw
+from lfom.solving.program import Fixed, Prepared, Raw
+from lfom.solving.sizes import solve_in_sizes
 
 SMALL = 4_000_000  # bytes: a batch up to this size stays whole
 PIECE = 500_000  # bytes: a piece of a larger batch
 
 
 def solve_batch(
-    program: Program, problems: Problems, own: int, steps: int, tolerance: Array | None, start: Array | None
+    method: Prepared,
+    problems: Problems,
+    own: int,
+    steps: int,
+    tolerance: np.ndarray | None,
+    start: Array | None,
 ) -> Raw:
-    shared, batch, lies = (program, tolerance), (problems, start), placement(problems)
+    shared, batch, leaves = (method.arrays, tolerance), (problems, start), jax.tree.leaves(problems)
+    lies = placement(leaves)
     if lies is not None:
         shared = _put(shared, NamedSharding(lies.mesh, PartitionSpec()))
         batch = _put(batch, lies)
-    return _solve(shared, batch, own, steps, lies)
+
+    def solve(some: Any) -> Raw:
+        return compiled(shared, some, rest=method.rest, own=own, steps=steps, lies=lies)
+
+    if lies is not None or not all(map(is_concrete, (*leaves, start))):
+        return solve(batch)
+    return solve_in_sizes(solve, batch, len(leaves[0]))
 
 
-@eqx.filter_jit
-def _solve(shared: Any, batch: Any, own: int, steps: int, lies: NamedSharding | None) -> Raw:
+@partial(jax.jit, static_argnames=("rest", "own", "steps", "lies"))
+def compiled(
+    shared: Any, batch: Any, *, rest: Fixed, own: int, steps: int, lies: NamedSharding | None
+) -> Raw:
     def here(shared: Any, batch: Any) -> Raw:
-        program, tolerance = shared
-        program = program.ready()  # once, not in every piece
+        arrays, tolerance = shared
+        program = rest.whole(arrays).ready()  # once, not in every piece
 
         def solve(some: Any) -> Raw:
             problems, start = some
@@ -53,10 +69,10 @@ def _solve(shared: Any, batch: Any, own: int, steps: int, lies: NamedSharding | 
     return split(shared, batch)
 
 
-def placement(problems: Problems) -> NamedSharding | None:
+def placement(leaves: list[Array]) -> NamedSharding | None:
     """How problems are divided among devices, where that is known: of arrays with values, and inside jit of meshes with
     explicit axes."""
-    for leaf in jax.tree.leaves(problems):
+    for leaf in leaves:
         sharding = leaf.sharding if is_concrete(leaf) else jax.typeof(leaf).sharding
         if isinstance(sharding, NamedSharding) and sharding.spec and sharding.spec[0] is not None:
             return NamedSharding(sharding.mesh, PartitionSpec(sharding.spec[0]))

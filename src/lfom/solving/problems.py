@@ -78,7 +78,7 @@ class Problems(eqx.Module):
         return jax.tree.map(lambda leaf: leaf[chosen], self)
 
     def __len__(self) -> int:
-        return jax.tree.leaves(eqx.filter(self, eqx.is_array))[0].shape[0]
+        return jax.tree.leaves(self)[0].shape[0]
 
 
 class Quadratics(Problems):

@@ -1,12 +1,16 @@
 """What a compiled `solve` is made of, and what it returns before anybody puts it into words."""
 
-from typing import NamedTuple
+import weakref
+from typing import Any, NamedTuple
 
 import equinox as eqx
-import jax.numpy as jnp
+import jax
+import numpy as np
 from jax import Array
 from jaxtyping import Float, Int
 
+from lfom.core.arrays import as_array
+from lfom.core.checks import is_concrete
 from lfom.core.memories import Conjugate
 from lfom.core.methods import Algorithm, Method
 from lfom.solving import statuses
@@ -36,9 +40,64 @@ def program_of(method: Algorithm) -> Program:
         return Program(bare, bare, path=statuses.CHECKED if facts is None else statuses.CERTIFIED)  # type: ignore[arg-type]
     if facts is None:
         return Program(bare, None)
-    reach = None if facts.certificate is None else jnp.asarray(facts.certificate.reach, facts.range.dtype)
+    reach = None if facts.certificate is None else as_array(facts.certificate.reach, facts.range.dtype)
     sizes = facts.range if facts.bound is None else None
     return Program(bare, Method(bare.reader, Conjugate(), 1), sizes, reach)  # type: ignore[attr-defined]
+
+
+class Fixed:
+    """What of a tree is no array: it names what was compiled for it. Its hash is taken once."""
+
+    def __init__(self, rest: Any, structure: Any):
+        self.rest, self.structure, self.number = rest, structure, hash((rest, structure))
+
+    def whole(self, arrays: list[Array]) -> Any:
+        return eqx.combine(jax.tree.unflatten(self.structure, arrays), self.rest)
+
+    def __hash__(self) -> int:
+        return self.number
+
+    def __eq__(self, other: Any) -> bool:
+        same = self.number == other.number and self.structure == other.structure
+        return self is other or (same and bool(self.rest == other.rest))
+
+
+Plan = tuple[int, int, np.ndarray | None, str]  # the method's own steps, steps in all, tolerance, fallback
+
+
+class Prepared:
+    """What `solve` needs of a method. arrays, rest: its program, with what all problems share computed. plans: what was
+    decided for problems of a kind, shape and precision, a number of steps and a tolerance."""
+
+    def __init__(self, method: Algorithm):
+        program: Any = program_of(method)
+        self.lasts = all(_lasts(leaf) for leaf in jax.tree.leaves(program))
+        if self.lasts:
+            ready = eqx.filter_eval_shape(Program.ready, program)
+            if not eqx.tree_equal(*map(jax.tree.structure, (ready, program))):
+                program = eqx.filter_jit(Program.ready)(program)
+        arrays, rest = eqx.partition(program, lambda leaf: isinstance(leaf, jax.Array | np.ndarray))
+        self.arrays, structure = jax.tree.flatten(arrays)
+        self.rest, self.plans = Fixed(rest, structure), dict[Any, Plan]()
+
+
+def _lasts(leaf: Any) -> bool:
+    """Whether it has a value that nobody can change."""
+    return not isinstance(leaf, np.ndarray) and is_concrete(leaf)
+
+
+KEPT: dict[int, tuple[Any, Prepared]] = {}  # by the identity of methods, as long as they exist
+
+
+def prepared(method: Algorithm) -> Prepared:
+    """Found once for methods whose numbers cannot change."""
+    number = id(method)
+    if number in KEPT:
+        return KEPT[number][1]
+    found = Prepared(method)
+    if found.lasts:
+        KEPT[number] = weakref.ref(method, lambda _: KEPT.pop(number, None)), found
+    return found
 
 
 class Raw(NamedTuple):

@@ -1,8 +1,9 @@
 """Where a learned method comes from, and what `solve` returns."""
 
 from dataclasses import dataclass
+from functools import partial
 
-import equinox as eqx
+import jax
 import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int
@@ -57,7 +58,13 @@ class Record:
         return dict(self.scores)
 
 
-class Solution(eqx.Module):
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["value", "status", "steps", "residuals", "method"],
+    meta_fields=["fallback"],
+)
+@dataclass(frozen=True, eq=False)
+class Solution:
     """value (problems, *shape); status (problems,) with `meaning`; steps taken by each; residuals
     (problems, steps + 1), norms of b - A w or of the gradient, relative to the start's; method: what solved them.
     Arrays stay on the device until someone reads them."""
@@ -67,7 +74,7 @@ class Solution(eqx.Module):
     steps: Int[Array, "*batch problems"]
     residuals: Float[Array, "*batch problems columns"]
     method: Algorithm
-    fallback: str = eqx.field(static=True, default="conjugate gradients")
+    fallback: str = "conjugate gradients"
 
     @property
     def promise(self) -> str:

@@ -2,11 +2,12 @@
 
 import math
 from dataclasses import replace
+from types import NoneType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+import numpy as np
 
 from lfom.core import checks
 from lfom.core.checks import InputError
@@ -14,9 +15,10 @@ from lfom.core.methods import Algorithm
 from lfom.solving.batches import solve_batch
 from lfom.solving.kinds import Kind
 from lfom.solving.problems import Problems, fitting
-from lfom.solving.program import program_of
+from lfom.solving.program import Plan, Prepared, prepared
 from lfom.solving.records import Solution
 
+PLAIN = (int, float, NoneType)
 LONGEST = 1_000  # steps, where a tolerance is given and no number of steps
 
 
@@ -24,24 +26,42 @@ def solve(
     method: Algorithm, problems: Any, steps: int | None, tolerance: float | None, start: Any = None
 ) -> Solution:
     """See `Method.solve`."""
-    _check(method, problems)
-    given = budget(method, steps, tolerance, problems.shape, problems.dtype)
+    ready = prepared(method)
+    own, steps, limit, fallback = _planned(ready, method, problems, steps, tolerance)
     if start is not None:
         start = fitting("start", start, (len(problems), *problems.shape), "the problems", problems)
-    raw = solve_batch(program_of(method), problems, *given, start)
-    return Solution(*raw, method, problems.kind.fallback)
+    return Solution(*solve_batch(ready, problems, own, steps, limit, start), method, fallback)
+
+
+def _planned(ready: Prepared, method: Algorithm, problems: Any, steps: Any, tolerance: Any) -> Plan:
+    """What was checked and decided for such problems before, or is now."""
+    if not isinstance(problems, Problems):  # a user's argument
+        raise InputError(
+            f"solve takes problems, not {type(problems).__name__}: build lfom.LeastSquaresProblems, "
+            "lfom.LinearSystems or lfom.ConvexLosses; one problem is a batch of one."
+        )
+    kind, shape, dtype = problems.kind, problems.shape, problems.dtype
+    plain = type(steps) in PLAIN and type(tolerance) in PLAIN  # what can be looked up; True is not 1
+    asked = (kind, shape, dtype, problems.knows_diagonal, steps, tolerance) if plain else None
+    if plain and asked in ready.plans:
+        return ready.plans[asked]
+    _check(method, problems)
+    plan = (*budget(method, steps, tolerance, shape, dtype), kind.fallback)
+    if plain:
+        ready.plans[asked] = plan
+    return plan
 
 
 def budget(
     method: Algorithm, steps: int | None, tolerance: float | None, shape: tuple[int, ...], dtype: Any
-) -> tuple[int, int, Array | None]:
+) -> tuple[int, int, np.ndarray | None]:
     """What `solve` makes of its arguments: the method's own steps, steps in all, tolerance."""
     asked = steps is not None
     steps = checks.count("steps", steps if asked else method.depth)
     limit = None
     if tolerance is not None:
         with jax.ensure_compile_time_eval():  # a number also inside somebody's jit
-            limit = jnp.asarray(_checked_tolerance(method, tolerance, dtype), dtype)
+            limit = np.asarray(_checked_tolerance(method, tolerance, dtype), dtype)
         if not asked:
             steps = min(LONGEST, method.depth + 2 * math.prod(shape))
     return 0 if method.is_conjugate else min(steps, method.depth), steps, limit
@@ -84,12 +104,7 @@ def check_kind(method: Algorithm, kind: Kind) -> None:
         )
 
 
-def _check(method: Algorithm, problems: Any) -> None:
-    if not isinstance(problems, Problems):  # a user's argument
-        raise InputError(
-            f"solve takes problems, not {type(problems).__name__}: build lfom.LeastSquaresProblems, "
-            "lfom.LinearSystems or lfom.ConvexLosses; one problem is a batch of one."
-        )
+def _check(method: Algorithm, problems: Problems) -> None:
     check_kind(method, problems.kind)
     check_shape(method, problems.shape)
     if method.structure is not None and method.structure.jacobi and not problems.knows_diagonal:

@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from lfom.core.arrays import norm, pad_axes, ratio
+from lfom.core.compiler import reads_back
 from lfom.core.memories import Conjugate
 from lfom.core.methods import Algorithm, Method
 from lfom.core.preconditioners import Identity
@@ -23,6 +25,10 @@ from lfom.core.stopping import Standing, begin, choose, until
 from lfom.core.unroll import trace
 from lfom.solving import statuses
 from lfom.solving.program import Program, Raw
+
+FEW = (
+    32  # steps: so many are taken without asking whether problems need them, where asking is what takes time
+)
 
 
 def plain_reader(problems: IterateProblem) -> Reader:
@@ -108,7 +114,7 @@ def _divided(b: Array, scale: Array) -> Array:
     return found + jax.lax.stop_gradient(jnp.where(subnormal, better - found, 0))
 
 
-def strict(tolerance: Array) -> Array:
+def strict(tolerance: Array | np.ndarray) -> Array:
     """What a residual that is computed must not exceed for the true one to meet the tolerance."""
     return jnp.maximum(tolerance - 2 * jnp.finfo(tolerance.dtype).eps, tolerance / 2)
 
@@ -118,7 +124,7 @@ def solve_systems(
     given: IterateProblem,
     own: int,
     steps: int,
-    tolerance: Array | None,
+    tolerance: Array | np.ndarray | None,
     start: Float[Array, "problems *shape"] | None = None,
     written: bool = False,
 ) -> Raw:
@@ -136,9 +142,9 @@ def solve_systems(
     now = choose(good, now, first)
     limit = jnp.where(finite, jnp.where(good & (now.taken < own), now.taken, steps), 0)  # met early: done
     ran = limit > now.taken
-    end = _conjugate(
-        program.tail, problems, path == statuses.FALLBACK, now, limit, threshold, steps if written else None
-    )
+    known = written or (reads_back() and threshold is None and not own and steps <= FEW)
+    fallback = path == statuses.FALLBACK
+    end = _conjugate(program.tail, problems, fallback, now, limit, threshold, steps if known else None)
     # Residuals are updated, and w is rounded once more; the status is judged by the true one where that may matter.
     v = centred.held(end.state.w)
     if start is None:
@@ -148,7 +154,9 @@ def solve_systems(
         matters = jnp.ones_like(ran)
     plain = end._replace(stretch=0 * end.stretch)
     end = jax.lax.cond(
-        matters.any(), lambda: choose(matters, _checked(given, centred, end, v), plain), lambda: plain
+        reads_back() or matters.any(),
+        lambda: choose(matters, _checked(given, centred, end, v), plain),
+        lambda: plain,
     )
     good, raw = jax.vmap(_judged)(problems, end, first.size, threshold, path, finite, centred.far())
     origin = jnp.zeros_like(v) if start is None else start

@@ -1,0 +1,97 @@
+"""Where the time of `method.solve` goes, family by family: the call, its compiled program, and iterative rivals.
+
+Run from the source folder: PYTHONPATH=src python benchmarks/solving.py [folder with learned methods] [families]
+Methods that the folder lacks are learned. Times are medians for the whole batch at the number of steps that takes the median
+error to 1e-2. LFOM_TRACE=folder writes a profile of the call.
+"""
+
+import gzip
+import json
+import os
+import statistics
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import jax
+
+import lfom
+from lfom.bench.rival import Judge
+from lfom.bench.rivals import rivals
+from lfom.bench.solve import BUDGET, LEARNING, STRUCTURES, Measured, _fewest, _error
+from lfom.bench.rival import Rival
+from lfom.families import FAMILIES
+
+ROUNDS = 40
+
+
+def milliseconds(programs):
+    for program in programs.values():
+        jax.block_until_ready(program())
+    times = {name: [] for name in programs}
+    for _ in range(ROUNDS):
+        for name, program in programs.items():
+            start = time.perf_counter()
+            jax.block_until_ready(program())
+            times[name].append(time.perf_counter() - start)
+    return {name: 1e3 * statistics.median(some) for name, some in times.items()}
+
+
+def kernels(call, folder: Path) -> Counter:
+    """How often each kernel runs in one call, and for how long (microseconds)."""
+    jax.block_until_ready(call())
+    with jax.profiler.trace(str(folder)):
+        jax.block_until_ready(call())
+    count, total = Counter(), Counter()
+    for path in folder.rglob("*.trace.json.gz"):
+        events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+        names = {e["pid"]: e["args"].get("name", "") for e in events if e.get("name") == "process_name"}
+        for e in events:
+            if e.get("ph") == "X" and "GPU" in names.get(e["pid"], ""):
+                count[e["name"]] += 1
+                total[e["name"]] += e["dur"]
+    print(f"    {sum(count.values())} events on the device, {sum(total.values()):.0f} us")
+    for name, n in count.most_common(12):
+        print(f"      {n:4d} x {name[:70]}  {total[name]:.0f} us")
+
+
+def steps_to(run, score, accuracy=1e-2, most=512) -> int | None:
+    result = Measured(Rival("", "", run, 0))
+    for steps in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512):
+        if steps > most or _error(result, score, steps) <= accuracy:
+            break
+    return _fewest(result, score, accuracy)
+
+
+def main(folder: str = "", *names: str) -> None:
+    print("device:", jax.devices()[0].device_kind, "jax", jax.__version__)
+    for name in names or FAMILIES:
+        family = FAMILIES[name]
+        problems = family.held_out(family.batch)
+        path = Path(folder) / f"{name}.safetensors"
+        if folder and path.exists():
+            method = lfom.load(path)
+        else:
+            method = lfom.learn(family.learning(LEARNING[family.batch]), BUDGET, STRUCTURES[name][-1])
+        score = Judge(problems)
+        runs = {"ours": lambda steps: method.solve(problems, steps=steps).value}
+        for rival in rivals(problems):
+            if rival.library != "SciPy" and rival.iterative and "Chebyshev" not in rival.name:
+                runs[rival.name] = rival.run
+        needed = {who: steps_to(run, score) for who, run in runs.items()}
+        found = milliseconds({w: (lambda w=w: runs[w](needed[w])) for w in runs if needed[w]})
+        print(f"{name}: {len(problems)} problems", flush=True)
+        for who, ms in found.items():
+            print(f"    {who:28s} {needed[who]:4d} steps {ms:8.3f} ms", flush=True)
+        toler = milliseconds({"tolerance 1e-2": lambda: method.solve(problems, tolerance=1e-2).value})
+        print("   ", {k: round(v, 3) for k, v in toler.items()}, flush=True)
+        if os.environ.get("LFOM_TRACE"):
+            kernels(
+                lambda: method.solve(problems, steps=needed["ours"]).value,
+                Path(os.environ["LFOM_TRACE"]) / name,
+            )
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

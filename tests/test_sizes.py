@@ -1,0 +1,147 @@
+"""Batches of any size by programs of a few sizes, what is kept of a method, and steps without round trips."""
+
+import gc
+from typing import Any
+
+import jax
+import jax.monitoring
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import lfom
+from lfom.core import stopping
+from lfom.core.checks import InputError
+from lfom.solving import batches, program, sizes, systems
+from tests.learned_problems import classifications, grids, learned, learned_from_losses, learned_on_grids
+from tests.learned_problems import systems as some_systems
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+
+@given(st.integers(1, 100_000))
+def test_parts_hold_the_batch_and_little_more(count: int) -> None:
+    cut = sizes.parts(count)
+    assert sum(cut) >= count
+    assert sum(cut[:-1]) < count
+    assert sum(cut) <= (1.1 * count if count > 50 else sizes.up(count))
+    assert list(cut) == sorted(cut, reverse=True)
+
+
+@given(st.integers(1, 1_000_000))
+def test_round_sizes(count: int) -> None:
+    size = sizes.up(count)
+    assert count <= size <= max(1.25 * count, count + 1)
+    assert sizes.up(size) == size
+    for exact in (2 ** count.bit_length(), 10 ** len(str(count))):
+        assert sizes.up(exact) == exact
+
+
+def test_few_sizes_are_compiled() -> None:
+    every = {size for count in range(500, 5_001) for size in sizes.parts(count)}
+    assert len(every) <= 4
+    method, problems = learned("scalar"), some_systems(count=1_013, seed=3)
+    compiled = []
+
+    def count(event: str, duration_secs: float, **kwargs: str | int) -> None:
+        compiled.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(count)
+    for number in (1_013, 1_009, 1_000, 997, 751, 613, 500):
+        jax.block_until_ready(method.solve(_first(problems, number)).value)
+    programs = [event for event in compiled if "backend_compile" in event]
+    assert 1 <= len(programs) <= 4
+
+
+def _first(problems: Any, number: int) -> Any:
+    return lfom.LinearSystems(*(np.asarray(x)[:number] for x in (problems.A, problems.b)))
+
+
+@pytest.mark.parametrize("options", [{"steps": 4}, {"tolerance": 1e-7}, {"steps": 9, "start": True}])
+def test_a_problem_is_solved_as_it_is_alone(options: dict[str, Any]) -> None:
+    """Also the last one, whose copies fill the batch up, and beside problems that fail."""
+    count = 63
+    assert sizes.parts(count) == (50, 10, 2, 2)
+    A, b = (np.array(x) for x in (some_systems(count=count, seed=2).A, some_systems(count=count, seed=2).b))
+    b[-1, 0], A[5] = np.nan, -A[5]
+    problems = unseen(A, b)
+    start = np.random.default_rng(0).normal(size=b.shape) if options.get("start") else None
+    options = {**options, "start": start}
+    found = learned("scalar").solve(problems, **options)
+    assert found.value.shape == b.shape
+    assert found.residuals.shape[0] == found.status.shape[0] == count
+    for i in (0, 5, 49, 50, 61, 62):
+        own = {**options, "start": None if start is None else start[i : i + 1]}
+        alone = learned("scalar").solve(problems[i], **own)
+        np.testing.assert_allclose(found.value[i], alone.value[0], rtol=1e-10, atol=1e-12)
+        np.testing.assert_array_equal(found.status[i], alone.status[0])
+        np.testing.assert_array_equal(found.steps[i], alone.steps[0])
+    assert found.status[62] < 0
+    assert not (np.asarray(found.status)[51:62] < 0).any()
+
+
+def unseen(A: np.ndarray, b: np.ndarray) -> Any:
+    """Systems that nobody looked at: matrices may be indefinite."""
+    structure = jax.tree.structure(some_systems(count=len(b), seed=2))
+    return jax.tree.unflatten(structure, [jnp.asarray(A), jnp.asarray(b)])
+
+
+CASES: dict[str, Any] = {
+    "register": (lambda: learned("scalar"), lambda: some_systems(count=11, seed=4)),
+    "conjugate": (lambda: learned("conjugate:jacobi+diagonal"), lambda: some_systems(count=11, seed=4)),
+    "grids": (lambda: learned_on_grids(), lambda: grids(count=11, seed=4)),
+    "losses": (lambda: learned_from_losses(), lambda: classifications(count=11, seed=4)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("options", [{"steps": 6}, {"tolerance": 1e-5}])
+def test_steps_without_round_trips_are_the_same(
+    case: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What runs on an accelerator: steps written out, several per turn, the check always made, batches filled up."""
+    make, problems = CASES[case][0](), CASES[case][1]()
+    plain = make.solve(problems, **options)
+    asked = []
+
+    def reads_back() -> bool:
+        asked.append(1)
+        return True
+
+    for module in (stopping, systems, sizes):
+        monkeypatch.setattr(module, "reads_back", reads_back)
+    batches.compiled.clear_cache()  # type: ignore[attr-defined]
+    written = make.solve(problems, **options)
+    batches.compiled.clear_cache()  # type: ignore[attr-defined]
+    assert len(asked) > 1
+    np.testing.assert_allclose(written.value, plain.value, rtol=1e-8, atol=1e-10)
+    np.testing.assert_array_equal(written.status, plain.status)
+    np.testing.assert_array_equal(written.steps, plain.steps)
+    np.testing.assert_allclose(written.residuals, plain.residuals, rtol=1e-5, atol=1e-9)
+
+
+def test_what_is_kept_of_a_method_goes_with_it() -> None:
+    method: Any = lfom.gradient_descent(0.1, steps=3)
+    problems = some_systems(count=3)
+    before = len(program.KEPT)
+    first = method.solve(problems)
+    assert len(program.KEPT) == before + 1
+    np.testing.assert_array_equal(method.solve(problems).value, first.value)
+    with pytest.raises(InputError, match="steps"):
+        method.solve(problems, steps=True)  # 1 was never asked for, and True is no number of steps
+    method.solve(problems, steps=1)
+    with pytest.raises(InputError, match="steps"):
+        method.solve(problems, steps=True)
+    del method, first
+    gc.collect()
+    assert len(program.KEPT) == before
+
+
+def test_numbers_that_somebody_may_change_are_read_again() -> None:
+    method: Any = jax.tree.map(np.array, lfom.gradient_descent(0.1, steps=3))
+    problems = some_systems(count=3)
+    first = np.array(method.solve(problems).value)
+    method.memory.eta[:] = 0.2
+    assert not np.allclose(method.solve(problems).value, first)
