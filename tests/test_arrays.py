@@ -1,6 +1,7 @@
 """The trailing-axis algebra against NumPy's, on every layout and on both sides of ONE_SUM and PROMPTS_LAST."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 import lfom.core.arrays
-from lfom.core.arrays import ONE_SUM, PROMPTS_LAST, dot, identity, matmat, matvec, pad_axes, transpose
+from lfom.core.arrays import ONE_SUM, PROMPTS_LAST, dot, identity, matmat, matvec, norm, pad_axes, transpose
 
 SIZES = [1, 3, ONE_SUM, ONE_SUM + 1, PROMPTS_LAST, PROMPTS_LAST + 1]
 
@@ -115,3 +116,22 @@ def test_compiled_sums_of_products_are_right(n: int, d: int, prompts: int) -> No
     X = np.random.default_rng(0).normal(size=(n, d, prompts)).astype(np.float32)
     found = jax.jit(lambda X: jnp.sum(X[:, :, None] * X[:, None], axis=0))(X)
     np.testing.assert_allclose(found, np.einsum("tac,tbc->abc", X, X), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_norm_is_right_at_every_scale(dtype: Any, x64: None) -> None:
+    """From the smallest normal numbers to the largest, against more than double precision; and its derivative."""
+    limits, direction = np.finfo(dtype), np.random.default_rng(0).normal(size=300)
+    for exponent in np.linspace(np.log10(limits.tiny) + 3, np.log10(limits.max) - 3, 40):
+        v = (direction * np.longdouble(10) ** exponent).astype(dtype)
+        wanted = np.sqrt((v.astype(np.longdouble) ** 2).sum())
+        np.testing.assert_allclose(
+            float(np.longdouble(np.asarray(norm(jnp.asarray(v)))) / wanted), 1, rtol=1e-6
+        )
+        np.testing.assert_allclose(
+            jax.grad(norm)(jnp.asarray(v)), (v / wanted).astype(dtype), rtol=1e-5, atol=1e-7
+        )
+    assert norm(jnp.zeros(3)) == 0
+    np.testing.assert_array_equal(jax.grad(norm)(jnp.zeros(2)), 0)
+    assert np.isnan(norm(jnp.array([np.nan, 1.0])))
+    assert np.isinf(norm(jnp.array([np.inf, 1.0])))
