@@ -17,10 +17,9 @@ from pathlib import Path
 import jax
 
 import lfom
-from lfom.bench.rival import Judge
+from lfom.bench.rival import Judge, Rival
 from lfom.bench.rivals import rivals
-from lfom.bench.solve import BUDGET, LEARNING, STRUCTURES, Measured, _fewest, _error
-from lfom.bench.rival import Rival
+from lfom.bench.solve import BUDGET, LEARNING, STRUCTURES, Measured, _error, _fewest
 from lfom.families import FAMILIES
 
 ROUNDS = 40

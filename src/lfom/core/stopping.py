@@ -23,6 +23,7 @@ from lfom.core.parameters import by_layer, cut
 from lfom.core.problems import IterateProblem
 
 TURN = 4  # steps between two questions to the host, on an accelerator
+ROUNDED = 4  # times eps: four deviations of sums of six products, and more of longer ones
 WRITTEN_OUT = 16  # steps of a known number there
 
 
@@ -52,6 +53,13 @@ def begin(problems: IterateProblem, state: Any, steps: int) -> Standing:
     return Standing(state, nothing.astype(int), size, sizes, nothing.astype(bool), nothing)
 
 
+def slack(norms: Float[Array, " problems"], state: Any) -> Float[Array, " problems"]:
+    """By how much rounding may have moved H w: each entry is a sum of products, and the sum of their sizes is rounded a few
+    times."""
+    w = jax.lax.stop_gradient(state.w)
+    return ROUNDED * jnp.finfo(w.dtype).eps * norms * jax.vmap(norm)(w)
+
+
 def choose(which: Bool[Array, " problems"], yes: Any, no: Any) -> Any:
     """For every problem of two trees the one or the other."""
     return jax.tree.map(lambda a, b: jnp.where(pad_axes(which, a.ndim), a, b), yes, no)
@@ -66,13 +74,15 @@ def until(
     own: Any = None,
     bind: Callable[[Any, Any], Algorithm] | None = None,
     rounds: int | None = None,
+    norms: Float[Array, " problems"] | None = None,
 ) -> Standing:
     """Steps from where every problem stands until it has taken `limit` of them, its gradient is no larger
     than `threshold`, it is stuck or its numbers overflow.
 
     own, bind: bind(algorithm, own of one problem) is what that problem runs; by default what it has read
     off the problem. The memory starts empty. rounds: so many of them whether they are needed or not, which can be
-    differentiated in reverse; by default as many as the slowest problem needs.
+    differentiated in reverse; by default as many as the slowest problem needs. norms: of H, where the gradient is to be
+    below the threshold in spite of what rounding H w may hide, see `slack`.
     """
     algorithm = algorithm.ready()
     if bind is None:
@@ -82,7 +92,14 @@ def until(
 
     def goes_on(now: Standing) -> Array:
         going = (now.taken < limit) & ~now.stuck & jnp.isfinite(now.size)
-        return going if threshold is None else going & ~(now.size <= threshold)
+        if threshold is None:
+            return going
+        hidden = (
+            0
+            if norms is None
+            else jnp.minimum(slack(jnp.maximum(norms, now.stretch), now.state), threshold / 2)
+        )
+        return going & ~(now.size <= threshold - hidden)
 
     def start(problem: Any, state: Any, own: Any) -> Any:
         return bind(here([a[0] for a in stacked]), own).start(state, problem, algorithm.depth)

@@ -18,7 +18,7 @@ NOT_FINITE, NOT_DEFINITE, NO_PROGRESS = -1, -2, -3
 OUTCOMES = {
     0: "did the steps asked for, fewer if solved to rounding",
     MET: "tolerance met",
-    NOT_MET: "tolerance not met in the steps allowed",
+    NOT_MET: "tolerance not met in the steps allowed, as far as rounding lets it be seen",
 }
 MEANING: dict[int, str] = {
     **{tens + path: f"{said}: {text}" for tens, said in OUTCOMES.items() for path, text in enumerate(PATHS)},

@@ -21,7 +21,7 @@ from lfom.core.preconditioners import Identity
 from lfom.core.problems import IterateProblem
 from lfom.core.readers import Either, Gradient, Jacobi, Multiplied, Reader
 from lfom.core.states import Iterate, Track
-from lfom.core.stopping import Standing, begin, choose, until
+from lfom.core.stopping import ROUNDED, Standing, begin, choose, until
 from lfom.core.unroll import trace
 from lfom.solving import statuses
 from lfom.solving.program import Program, Raw
@@ -60,15 +60,20 @@ def gauge(reader: Any, problem: IterateProblem) -> Float[Array, ""]:
 
 
 def no_worse(
-    problem: IterateProblem, state: Iterate, size: Array | float = 0.0, far: Array | float = 0.0
+    problem: IterateProblem,
+    state: Iterate,
+    size: Array | float = 0.0,
+    far: Array | float = 0.0,
+    lost: Array | None = None,
 ) -> Bool[Array, ""]:
     """Whether f(w) <= f(0), so that the error's energy norm is no larger than the start's, and w.Aw > 0:
     f(w) = -w.(b + r) / 2 and w.Aw = w.(b - r), with r = b - A w. size: an estimate of the norm of A, from
     which follows how far rounding may have moved f; w far along a singular direction is not trusted. far: the size of
-    what w is added to."""
+    what w is added to. lost: what is lost of r."""
     w, r, b = state.w, -state.gradient, -problem.initial()[1]
     fall = jnp.sum(w * (b + r))
     noise = 4 * jnp.finfo(w.dtype).eps * jnp.sum(size * jnp.abs(w) * (jnp.abs(w) + far))
+    noise = noise if lost is None else noise + lost * norm(w)
     return ~jnp.any(w != 0) | ((fall >= noise) & jnp.isfinite(fall) & (jnp.sum(w * (b - r)) > 0))
 
 
@@ -115,8 +120,35 @@ def _divided(b: Array, scale: Array) -> Array:
 
 
 def strict(tolerance: Array | np.ndarray) -> Array:
-    """What a residual that is computed must not exceed for the true one to meet the tolerance."""
-    return jnp.maximum(tolerance - 2 * jnp.finfo(tolerance.dtype).eps, tolerance / 2)
+    """Where steps end: below the tolerance, so that the true residual is found to meet it in spite of rounding."""
+    return jnp.maximum(tolerance - 4 * jnp.finfo(tolerance.dtype).eps, tolerance / 2) * (1 - 2**-6)
+
+
+class Doubt(NamedTuple):
+    """By how much b - A w may be off: by rounding, and by what is lost below the smallest normal number."""
+
+    rounded: Float[Array, ""]
+    lost: Float[Array, ""]
+
+    @staticmethod
+    def of(size: Array, w: Array, scale: Array) -> "Doubt":
+        """size: the norm of |A|. Divided by scale. Every entry is a sum of products, each rounded by eps, and lost where it or
+        a factor is too small."""
+        limits, moved = jnp.finfo(w.dtype), jnp.any(w != 0)
+        lost = limits.smallest_normal * w.size**0.5 * (w.size + jnp.sum(jnp.abs(w)) + size) / jnp.max(scale)
+        return Doubt(ROUNDED * limits.eps * size * (norm(w) / jnp.max(scale)), jnp.where(moved, lost, 0))
+
+    def total(self) -> Array:
+        return self.rounded + self.lost
+
+
+class Checked(NamedTuple):
+    """Where problems stand by the true residual, with the norm of A in `stretch`, and how sure that is, at the end and of
+    the start."""
+
+    end: Standing
+    doubt: Doubt
+    before: Float[Array, " problems"]
 
 
 def solve_systems(
@@ -136,7 +168,8 @@ def solve_systems(
     threshold = None if tolerance is None else strict(tolerance) * first.size
     factor, path, finite = jax.vmap(partial(_into_range, program, own))(problems)
     finite &= jnp.isfinite(first.size)
-    now = own_steps(program.method, problems, first, own, threshold, factor) if own else first
+    norms = jax.vmap(_norm_of)(problems)
+    now = own_steps(program.method, problems, first, own, threshold, factor, norms) if own else first
     good = jax.vmap(no_worse)(problems, now.state)
     path = jnp.where(good, path, statuses.FALLBACK)
     now = choose(good, now, first)
@@ -144,23 +177,25 @@ def solve_systems(
     ran = limit > now.taken
     known = written or (reads_back() and threshold is None and not own and steps <= FEW)
     fallback = path == statuses.FALLBACK
-    end = _conjugate(program.tail, problems, fallback, now, limit, threshold, steps if known else None)
+    end = _conjugate(program.tail, problems, fallback, now, limit, threshold, steps if known else None, norms)
+    end = end._replace(stretch=jnp.maximum(end.stretch, norms))
     # Residuals are updated, and w is rounded once more; the status is judged by the true one where that may matter.
     v = centred.held(end.state.w)
-    if start is None:
+    if start is None and tolerance is None:
         matters = ran | (finite & jax.vmap(lambda a, b: jnp.any(a != b))(v, end.state.w))
-        matters |= False if tolerance is None else tolerance < 1e4 * jnp.finfo(tolerance.dtype).eps
     else:
         matters = jnp.ones_like(ran)
-    plain = end._replace(stretch=0 * end.stretch)
-    end = jax.lax.cond(
-        reads_back() or matters.any(),
-        lambda: choose(matters, _checked(given, centred, end, v), plain),
+    nothing = 0 * end.size
+    plain = Checked(end._replace(stretch=nothing), Doubt(nothing, nothing), nothing)
+    found = jax.lax.cond(
+        reads_back() or start is not None or tolerance is not None or matters.any(),
+        lambda: choose(matters, _checked(given, centred, end, v, first.size), plain),
         lambda: plain,
     )
-    good, raw = jax.vmap(_judged)(problems, end, first.size, threshold, path, finite, centred.far())
+    judge = partial(_judged, None if tolerance is None else jnp.asarray(tolerance))
+    good, raw = jax.vmap(judge)(problems, found, first.size, path, finite, centred.far())
     origin = jnp.zeros_like(v) if start is None else start
-    return raw._replace(value=choose(good, centred.back(end.state.w), origin))
+    return raw._replace(value=choose(good, centred.back(found.end.state.w), origin))
 
 
 def own_steps(
@@ -170,6 +205,7 @@ def own_steps(
     own: int,
     threshold: Float[Array, " problems"] | None,
     factor: Float[Array, " problems"] | None = None,
+    norms: Float[Array, " problems"] | None = None,
 ) -> Standing:
     """`own` steps of the method; with a threshold each problem stops by itself. factor: multiplies the
     directions of every problem. At the end the states stand at the answers."""
@@ -206,6 +242,7 @@ def own_steps(
         threshold,
         (factor, seen),
         lambda one, mine: rescaled(one.bind(mine[1]), mine[0]),
+        norms=norms,
     )
     return now._replace(state=jax.vmap(lambda problem, one: problem.at_answer(one))(problems, now.state))
 
@@ -236,59 +273,80 @@ def _conjugate(
     limit: Int[Array, " problems"],
     threshold: Float[Array, " problems"] | None,
     rounds: int | None,
+    norms: Float[Array, " problems"],
 ) -> Standing:
     """Conjugate gradients from where each problem stands, up to its limit. The fallback trusts nothing
     that was learned: its preconditioner is the problem's own diagonal, or none."""
     plain = plain_reader(problems)
     if tail is None:
-        return until(Method(plain, Conjugate(), 1), problems, now, limit, threshold, rounds=rounds)
+        return until(
+            Method(plain, Conjugate(), 1), problems, now, limit, threshold, rounds=rounds, norms=norms
+        )
 
     def bind(method: Any, own: Any) -> Method:
         flag, seen, seen_plain = own
         return Method(Either(flag, plain.bind(seen_plain), method.reader.bind(seen)), method.memory, 1)
 
     own = (fallback, jax.vmap(tail.look)(problems), jax.vmap(plain.look)(problems))
-    return until(tail, problems, now, limit, threshold, own, bind, rounds)
+    return until(tail, problems, now, limit, threshold, own, bind, rounds, norms)
 
 
-def _checked(given: IterateProblem, centred: Centred, end: Standing, v: Array) -> Standing:
-    """At v, with the true residual, and with the norm of A in `stretch`: its largest row sum where it is a matrix,
-    else the largest |Ad| / |d| met."""
-    inside = centred.start is None
+def _norm_of(problem: IterateProblem) -> Float[Array, ""]:
+    """The norm of |A|: its largest row sum where it is a matrix; 0 for operators, of which the largest |Ad| / |d| met tells."""
+    b = problem.initial()[1]
+    c = problem.dominating(jnp.ones_like(b))
+    return jnp.zeros((), b.dtype) if c is None else jax.lax.stop_gradient(jnp.max(c))
 
-    def one(problem: Any, at: Array, end: Standing, v: Array, scale: Array) -> Standing:
+
+def _checked(given: IterateProblem, centred: Centred, end: Standing, v: Array, begun: Array) -> Checked:
+    """At v, with the true residual. begun: the start's."""
+
+    def one(
+        problem: Any, at: Array, start: Array | None, end: Standing, v: Array, scale: Array, begun: Array
+    ) -> Checked:
         gradient = problem.gradient(at) / scale
-        c = problem.dominating(jnp.ones_like(gradient))
-        size = end.stretch if c is None else jnp.max(c)
-        return end._replace(
-            state=Iterate(Track(v), gradient),
-            size=norm(jax.lax.stop_gradient(gradient)),
-            stretch=size.astype(end.size.dtype),
-        )
+        size = end.stretch
+        now = Iterate(Track(v), gradient)
+        left = norm(jax.lax.stop_gradient(gradient))
+        at, start = jax.lax.stop_gradient((at, start))
+        before = 2 * jnp.finfo(v.dtype).eps * begun if start is None else Doubt.of(size, start, scale).total()
+        return Checked(end._replace(state=now, size=left, stretch=size), Doubt.of(size, at, scale), before)
 
-    problems = centred.problems if inside else given
-    at, scale = (v, jnp.ones_like(centred.scale)) if inside else (centred.back(v), centred.scale)
-    return jax.vmap(one)(problems, at, end, v, scale)
+    if centred.start is None:
+        problems, at, scale = centred.problems, v, jnp.ones_like(centred.scale)
+    else:
+        problems, at, scale = given, centred.back(v), centred.scale
+    return jax.vmap(one)(problems, at, centred.start, end, v, scale, begun)
 
 
 def _judged(
+    tolerance: Array | None,
     problem: IterateProblem,
-    end: Standing,
+    found: Checked,
     start: Array,
-    threshold: Array | None,
     path: Array,
     finite: Array,
     far: Array,
 ) -> tuple[Array, Raw]:
-    """The status from the true residual, and the start itself wherever nothing better was found."""
-    w = end.state.w
-    met = start == 0 if threshold is None else end.size <= threshold
-    good = finite & no_worse(problem, end.state, end.stretch, far) & (jnp.any(w != 0) | met)
-    status = path if threshold is None else path + jnp.where(met, statuses.MET, statuses.NOT_MET)
-    # Once a problem is solved to rounding, rounding alone makes a direction flat: no failure.
-    singular = end.stuck & ~(end.size <= jnp.finfo(w.dtype).eps ** 0.5 * start)
+    """The status from the true residual, and the start itself wherever nothing better was found. What rounding does not let
+    be seen is not claimed."""
+    end, doubt, before = found
+    w, limits, size = end.state.w, jnp.finfo(end.state.w.dtype), end.stretch
+    met, moved = start == 0, jnp.any(w != 0)
+    status = path
+    if tolerance is not None:
+        sure = end.size + doubt.total() <= tolerance * (start - before)
+        met = jnp.where(moved, sure, met | (tolerance >= 1))
+        status = path + jnp.where(met, statuses.MET, statuses.NOT_MET)
+    good = finite & no_worse(problem, end.state, size, far, doubt.lost) & (moved | met)
+    # Once a problem is solved to rounding, rounding alone makes a direction flat: no failure. Where A is so small or large
+    # that its products are lost, a flat direction says nothing.
+    singular = end.stuck & ~(end.size <= limits.eps**0.5 * start)
+    least = limits.smallest_normal / limits.eps**2
+    told = (size == 0) | ((size > least) & (size < 1 / least))
+    good &= ~singular | told
     status = jnp.where(good, status, statuses.NO_PROGRESS)
-    status = jnp.where(singular, statuses.NOT_DEFINITE, status)
+    status = jnp.where(singular & told, statuses.NOT_DEFINITE, status)
     status = jnp.where(finite, status, statuses.NOT_FINITE)
     last = jnp.where(good, end.size, start)
     sizes = jnp.where(jnp.arange(end.sizes.shape[0]) >= end.taken, last, end.sizes)
