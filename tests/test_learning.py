@@ -348,13 +348,13 @@ def test_pieces_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_auto_picks_by_held_out_loss_in_float32() -> None:
     each = regressions(count=50, d=3, dtype=np.float32).each()
     problems = lfom.LinearSystems(lambda A, v: A @ v, each.moment, data=each.gram)
-    told: list[str] = []
-    method = lfom.learn(problems, 2, iterations=0, watch=told.append)
+    told: list[tuple[float, str]] = []
+    method = lfom.learn(problems, 2, iterations=0, progress=lambda *now: told.append(now))
     scores = list(method.record.compared.values())
     assert scores == sorted(scores)
     assert method.structure.name == next(iter(method.record.compared))
     assert {"scalar", "diagonal", "conjugate:full"} <= set(method.record.compared)
-    assert "trying scalar" in told
+    assert "trying scalar" in [text for _, text in told]
     assert method.dtype == np.float32
     assert method.solve(problems[:3]).value.dtype == np.float32
 

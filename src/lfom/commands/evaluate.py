@@ -13,7 +13,7 @@ from rich.table import Table
 
 from lfom.commands.options import AsJson, With, print_json, types_of
 from lfom.commands.problem_files import load_checkpoint
-from lfom.commands.progress import EvaluationProgress
+from lfom.commands.progress import PartProgress
 from lfom.core.arrays import as_array
 from lfom.core.checks import InputError, count
 from lfom.core.parameters import leaves
@@ -49,7 +49,7 @@ def evaluate_command(
     if not checkpoint.finished:
         console.print(f"{file} is unfinished: its models are scored as they stand.", soft_wrap=True)
     try:
-        with EvaluationProgress(console) as bar:
+        with PartProgress(console, "scoring on fresh prompts") as bar:
             rows = (
                 score_rows(checkpoint, prompts, bar)
                 if lengths is None

@@ -1,5 +1,6 @@
 """lfom learn: a method from a file of problems."""
 
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,8 @@ from rich.console import Console
 from lfom.commands.inspect import described, print_method
 from lfom.commands.options import AsJsonTables, Force, Seed, print_json
 from lfom.commands.problem_files import check_out, read_problems
+from lfom.commands.progress import PartProgress, duration
+from lfom.commands.train import INTERRUPTED
 
 
 def learn_command(
@@ -28,13 +31,20 @@ def learn_command(
 ) -> None:
     """Learn a method from problems like those it will solve; held-out problems pick its structure."""
     from lfom.solving import learn
+    from lfom.solving.progress import Lines
 
     check_out(out, force, "method.safetensors", inputs=[problems])
     with jax.enable_x64(True):  # every array keeps the precision it has in the file
         batch = read_problems(problems)
         names = structure if structure == "auto" else [name.strip() for name in structure.split(",")]
-        with Console(stderr=True).status("reading") as status:
-            method = learn(batch, steps, names, seed, worst_case=worst_case, watch=status.update)
+        console, begun = Console(stderr=True), time.monotonic()
+        try:
+            with PartProgress(console, "learning") if console.is_terminal else Lines(stages=True) as told:
+                method = learn(batch, steps, names, seed, worst_case=worst_case, progress=told)
+        except KeyboardInterrupt:
+            spent = duration(time.monotonic() - begun)
+            console.print(f"Interrupted after {spent}: nothing was written. Start again as before.")
+            raise typer.Exit(INTERRUPTED) from None
         method.save(out, force)
     if as_json:
         print_json(described(method))

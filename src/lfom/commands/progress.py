@@ -159,14 +159,11 @@ class Bar:
         self._bar.stop()
 
 
-class EvaluationProgress(Bar):
-    """Progress of `lfom.evaluate`."""
-
-    def __init__(self, console: Console):
-        super().__init__(console, "scoring on fresh prompts")
+class PartProgress(Bar):
+    """Progress of work that says which part of it is done: `lfom.evaluate` and `lfom.learn`."""
 
     def __call__(self, done: float, text: str) -> None:
-        elapsed = time.monotonic() - self._begun
+        elapsed = max(time.monotonic() - self._begun, 0.1)
         self.show(text, left=elapsed * (1 - done) / done)
 
 

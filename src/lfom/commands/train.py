@@ -16,7 +16,7 @@ from rich.console import Console
 from lfom.commands.evaluate import print_scores, reference_name, score_rows
 from lfom.commands.options import With, option, print_json, types_of
 from lfom.commands.problem_files import check_out, load_checkpoint
-from lfom.commands.progress import EvaluationProgress, TrainingProgress, estimate, stages
+from lfom.commands.progress import PartProgress, TrainingProgress, estimate, stages
 from lfom.core import checks
 from lfom.core.archive import LICENCE, versions
 from lfom.core.checks import InputError
@@ -228,7 +228,7 @@ class Job:
     def _score(self) -> None:
         """The scores of the finished models; until they are there, the file stays as the last pass
         left it, so that a fit stopped here is resumed here."""
-        with EvaluationProgress(self.console) as bar:
+        with PartProgress(self.console, "scoring on fresh prompts") as bar:
             rows = score_rows(self.checkpoint, self.checkpoint.prompts, bar)
         self._keep(replace(self.checkpoint, finished=True, metrics=tuple(rows)))
 

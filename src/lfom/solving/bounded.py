@@ -15,6 +15,7 @@ from lfom.core.readers import Gradient
 from lfom.limits.under_bound import best_under, table_of
 from lfom.limits.worst_case import WorstCase, worst_case
 from lfom.methods.optimal import ogm_bound, ogm_points
+from lfom.solving.descent import Tick, silent
 from lfom.solving.learners import MARGIN, Fitted, Fold, Learner
 from lfom.solving.records import Bound, Record
 from lfom.solving.structures import Structure
@@ -28,6 +29,7 @@ class Bounded:
 
     def __init__(self, learner: Learner, bound: Any, smoothness: Any):
         self.learner, self.rounding = learner, learner.rounding
+        self.problems, self.steps = learner.problems, learner.steps
         checks.positive("worst_case", bound)
         self.bound, best = float(bound), ogm_bound(learner.steps)
         if self.bound < best:
@@ -45,7 +47,10 @@ class Bounded:
     def refinable(self, structure: Structure) -> bool:
         return False
 
-    def fit(self, structure: Structure, fold: Fold, iterations: int) -> Fitted:
+    def iterations(self, structure: Structure) -> int:
+        return 0
+
+    def fit(self, structure: Structure, fold: Fold, iterations: int, tick: Tick = silent) -> Fitted:
         L, judge = self.smoothness, self.learner.judge(fold.learning)
 
         def loss(table: np.ndarray) -> tuple[float, np.ndarray]:

@@ -1,4 +1,4 @@
-"""Fitting one structure to quadratics: coefficients in closed form, preconditioners by gradients.
+"""Fitting one structure to quadratics: coefficients in closed form, preconditioners by gradients (`descent`).
 
 The fitted number is the mean over problems of log |w_k - w*|_A / |w*|_A, the log of the geometric
 mean of the relative errors after the last step. Every problem counts alike, whatever its size.
@@ -10,21 +10,24 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import optax
+import numpy as np
 from jax import Array
 from jaxtyping import Float
 
+from lfom.core.arrays import filled
 from lfom.core.coefficients import CoordinateWise
-from lfom.core.memories import Bank, Conjugate, Memory, Register, scalar_bank
+from lfom.core.memories import Bank, Conjugate, Conjugated, Memory, Register, scalar_bank
 from lfom.core.methods import Method
 from lfom.core.parameters import leaves, replaced
 from lfom.core.preconditioners import Definite, Identity
 from lfom.core.problems import IterateProblem
 from lfom.core.readers import Gradient, Jacobi, Reader
 from lfom.core.unroll import trace
+from lfom.solving.descent import Refined, Tick, descend
 from lfom.solving.joint import Guard, best_register
 
 Errors = Float[Array, "steps problems"]
+RATE_TABLE = 0.01  # of Adam, for relative changes of coefficients
 
 
 class Sample(eqx.Module):
@@ -40,17 +43,31 @@ class Sample(eqx.Module):
         b_times_w = jax.vmap(lambda one, w: -jnp.sum(one.initial()[1] * w))(self.problems, self.w)
         return jnp.maximum(b_times_w, tiny)
 
+    def loss(self, method: Method) -> Array:
+        """The fitted number."""
+
+        def one(problem: IterateProblem, w: Array, energy: Array) -> Array:
+            last = trace(method, problem, None, lambda state, past: None, loop=True)[1]
+            return jnp.abs(_square(last, w)) / energy
+
+        return mean_log(self, jax.vmap(one)(self.problems, self.w, self.energies()))
+
 
 def reader_of(matrix: Definite, jacobi: bool) -> Reader:
     return Jacobi(matrix) if jacobi else Gradient(matrix)
+
+
+def _square(state: Any, w: Array) -> Array:
+    """|w_l - w*|_A^2, since the gradient is A (w_l - w*)."""
+    return jnp.sum((state.w - w) * state.gradient)
 
 
 def squared_errors(sample: Sample, method: Method) -> Errors:
     """Squared energy norms of the errors after every step, relative to the start."""
 
     def one(problem: IterateProblem, w: Array, energy: Array) -> Array:
-        def watch(state: Any, past: Any) -> Array:  # -gradient = A (w* - w)
-            return jnp.sum((state.w - w) * state.gradient) / energy
+        def watch(state: Any, past: Any) -> Array:
+            return _square(state, w) / energy
 
         return trace(method, problem, None, watch, loop=True)[2]
 
@@ -76,11 +93,6 @@ def balanced_register(sample: Sample, reader: Reader, steps: int, guard: Guard |
 fit_register = eqx.filter_jit(balanced_register)
 
 
-def closed_form(conjugate: bool, sample: Sample, reader: Reader, steps: int) -> Memory:
-    """The memory that goes with a reader."""
-    return Conjugate() if conjugate else balanced_register(sample, reader, steps)
-
-
 @eqx.filter_jit
 def errors(method: Method, sample: Sample) -> Errors:
     """After 0, 1, ... steps: relative errors in the energy norm; 1 at the start."""
@@ -94,56 +106,86 @@ def table_loss(table: Float[Array, "steps steps"], sample: Sample) -> tuple[Arra
 
     def loss(table: Array) -> Array:
         method = Method(Gradient(Identity()), scalar_bank(table), len(table))
-        return mean_log(sample, squared_errors(sample, method)[-1])
+        return sample.loss(method)
 
     return jax.value_and_grad(loss)(table)
 
 
-@eqx.filter_jit
-def start_errors(
-    learning: Sample, held_out: Sample, reader: Reader, steps: int
-) -> tuple[tuple[Register, Errors], tuple[Conjugate, Errors]]:
-    """The register that goes with a first preconditioner, and held-out errors of that register and of
-    conjugate gradients with it: one compiled program for two structures."""
-    both = balanced_register(learning, reader, steps), Conjugate()
-    register, conjugate = ((memory, errors(Method(reader, memory, steps), held_out)) for memory in both)
-    return register, conjugate  # type: ignore[return-value]
+class Held(Memory):
+    """The conjugate register, with coefficients that are held where a derivative is taken. Conjugate gradients end where
+    the error is smallest over all coefficients, so that its derivative in them is zero: what is left is the whole one,
+    and costs half as much."""
+
+    linear = False
+
+    def start(self, nothing: Any, state: Any, problem: Any, room: int | None) -> Conjugated:
+        return Conjugate().start(nothing, state, problem, room)
+
+    def __call__(
+        self, direction: Any, past: Conjugated, state: Any, problem: Any, layer: Array | int
+    ) -> tuple[Any, Conjugated]:
+        held = jax.lax.stop_gradient((direction, past, state))
+        _, now = Conjugate()(*held, problem, layer)
+        register = direction + now.gamma * past.register
+        _, imaged = problem.curvature(register)
+        return now.alpha * imaged, now._replace(register=register)
+
+
+class Matrix(Refined):
+    """A preconditioner; shared coefficients follow it in closed form."""
+
+    reader: Any
+    conjugate: bool = eqx.field(static=True)
+    steps: int = eqx.field(static=True)
+
+    def method(self, free: list[Array], sample: Sample) -> Method:
+        reader = trainable(self.reader)[1](free).ready()
+        memory = Held() if self.conjugate else balanced_register(sample, reader, self.steps)
+        return Method(reader, memory, self.steps)
+
+
+class Table(Refined):
+    """Coefficients Lambda_i^k of every unknown: relative changes of those of a diagonal preconditioner with
+    shared numbers."""
+
+    base: Float[Array, "steps steps *shape"]
+    size: Float[Array, "steps 1 *shape"]
+    reader: Any
+    steps: int = eqx.field(static=True)
+
+    def method(self, free: Array, sample: Any) -> Method:
+        return Method(self.reader, Bank(CoordinateWise(self.base + self.size * free), tied=False), self.steps)
 
 
 @eqx.filter_jit
-def refine(
-    conjugate: bool, sample: Sample, reader: Any, steps: int, iterations: int
-) -> tuple[Memory, Reader]:
-    """Adam on the preconditioner; shared coefficients follow it in closed form."""
-    trained, put = trainable(reader)
-
-    def loss(trained: list[Array]) -> Array:
-        now = put(trained).ready()
-        memory = closed_form(conjugate, sample, now, steps)
-        return mean_log(sample, squared_errors(sample, Method(now, memory, steps))[-1])
-
-    best = settled(put(descend(loss, trained, reader.A.rate, iterations)))
-    return closed_form(conjugate, sample, best, steps), best
-
-
-@eqx.filter_jit
-def refine_diagonal(sample: Sample, reader: Any, steps: int, iterations: int) -> tuple[Memory, Reader]:
-    """Diagonal coefficients Lambda_i^k: from a diagonal preconditioner with shared numbers, relative
-    changes of every entry."""
+def table_of(sample: Sample, reader: Any, steps: int) -> Table:
+    """Where the coefficients of every unknown begin. reader: with a diagonal preconditioner."""
     shape = sample.w.shape[1:]
     table: Any = balanced_register(sample, reader, steps).table(steps)[0]
     matrix = reader.A.diagonal(sample.w[0])
     base = table.reshape(*table.shape, *(1,) * len(shape)) * matrix
     size = jnp.abs(jnp.diagonal(table)).reshape(-1, 1, *(1,) * len(shape)) * matrix
-    plain = reader_of(Identity(), not reader.from_gradient)
+    return Table(base, size, reader_of(Identity(), not reader.from_gradient), steps)
 
-    def bank(change: Array) -> Bank:
-        return Bank(CoordinateWise(base + size * change), tied=False)
 
-    def loss(change: Array) -> Array:
-        return mean_log(sample, squared_errors(sample, Method(plain, bank(change), steps))[-1])
+def refine_matrix(
+    conjugate: bool, sample: Sample, reader: Any, steps: int, members: np.ndarray, tick: Tick
+) -> Reader:
+    """The reader with the best preconditioner of its kind. sample: of all problems. members: those of
+    every iteration."""
+    free, put = trainable(reader)
+    found = descend(Matrix(reader, conjugate, steps), free, sample, members, reader.A.rate, tick)
+    return settled(put(found))
 
-    return bank(descend(loss, jnp.zeros_like(base), 0.01, iterations)), plain
+
+def refine_table(start: Table, sample: Sample, members: np.ndarray, tick: Tick) -> Method:
+    """The best coefficients of every unknown."""
+    return _made(start, descend(start, filled(start.base, 0.0), sample, members, RATE_TABLE, tick))
+
+
+@eqx.filter_jit
+def _made(start: Table, free: Array) -> Method:
+    return start.method(free, None)
 
 
 def trainable(tree: Any) -> tuple[list[Array], Callable[[list[Array]], Any]]:
@@ -157,24 +199,6 @@ def trainable(tree: Any) -> tuple[list[Array], Callable[[list[Array]], Any]]:
     return [leaf.array for leaf in known if leaf.kind is not None], put
 
 
+@eqx.filter_jit
 def settled(reader: Any) -> Reader:
     return eqx.tree_at(lambda r: r.A, reader, reader.A.settled())
-
-
-def descend(loss: Callable[[Any], Array], trained: Any, rate: float, iterations: int) -> Any:
-    """Adam with a falling rate; the best point met, by the loss it was fitted to."""
-    optimiser = optax.adam(optax.cosine_decay_schedule(rate, max(iterations, 1), 0.02))
-
-    def body(carry: Any, _: None) -> Any:
-        now, state, best, lowest = carry
-        value, gradient = jax.value_and_grad(loss)(now)
-        better = value < lowest
-        best = jax.tree.map(lambda a, b: jnp.where(better, a, b), now, best)
-        gradient = jax.tree.map(lambda g: jnp.where(jnp.isfinite(g), g, 0), gradient)
-        updates, state = optimiser.update(gradient, state, now)
-        return (optax.apply_updates(now, updates), state, best, jnp.minimum(value, lowest)), None
-
-    lowest = jnp.asarray(jnp.inf, jax.tree.leaves(trained)[0].dtype)
-    carry: Any = (trained, optimiser.init(trained), trained, lowest)
-    (_, _, best, _), _ = jax.lax.scan(body, carry, None, length=iterations)
-    return best

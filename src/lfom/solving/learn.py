@@ -1,6 +1,7 @@
 """lfom.learn: from a batch of problems to a method, the structure picked by held-out loss."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from lfom.core.methods import Method
 from lfom.solving.bounded import Bounded
 from lfom.solving.learners import Fitted, Fold, Learner
 from lfom.solving.problems import Problems
+from lfom.solving.progress import Course, Lines, Told
 from lfom.solving.records import Accuracy, Record
 from lfom.solving.starts import RANK
 from lfom.solving.structures import Structure, chosen
@@ -18,7 +20,6 @@ from lfom.solving.structures import Structure, chosen
 FEWEST = 10
 ENOUGH_TO_SPLIT = 50  # problems: with fewer, every one is held out once (cross-validation)
 REFINED = 3  # structures that go on from the closed form to gradients
-ITERATIONS = 150
 
 
 def learn(
@@ -29,14 +30,18 @@ def learn(
     *,
     worst_case: float | None = None,
     smoothness: float | None = None,
-    iterations: int = ITERATIONS,
-    watch: Callable[[str], None] | None = None,
+    iterations: int | None = None,
+    progress: Told | bool = True,
 ) -> Method:
     """A method of `steps` steps for problems like these.
 
     structure: "auto" tries all and keeps the one with the smallest error on held-out problems; or a
     name, or several: scalar, diagonal, preconditioned, conjugate, or one member such as
-    "conjugate:full". iterations: gradient steps on a preconditioner. watch: told what is going on.
+    "conjugate:full". iterations: gradient steps on a preconditioner; by default 150, or 60 where each of them sees a
+    part of the problems, as on large grids.
+
+    progress: told the part that is done, by an estimate, and in words what is going on. By default a line on stderr
+    every ten seconds; False for none.
 
     worst_case: a bound that the method keeps on every smooth convex function, f(w) - f* <= worst_case L |w_0 - w*|^2,
     confirmed by `lfom.worst_case`; then it has numbers alone ("scalar"). smoothness: L; by default the largest
@@ -52,18 +57,50 @@ def learn(
     >>> solution.value.shape, bool(solution.failed.any()), solution.residuals.shape
     ((10, 4), False, (10, 4))
     """
-    steps, iterations = checks.count("steps", steps), checks.count("iterations", iterations, 0)
+    steps = checks.count("steps", steps)
+    iterations = None if iterations is None else checks.count("iterations", iterations, 0)
     count = _checked_count(problems)
-    say = watch or (lambda text: None)
-    say(f"solving {count} problems to learn from")
-    learner = _bounded(problems.learner(steps, seed), structure, worst_case, smoothness)
-    wanted = chosen(structure, learner.available())
-    structures, warnings = _affordable(wanted, problems, steps, structure == "auto")
+    with _shown(progress) as told:
+        course = Course(told, ["solving", "trying", "refining", "finishing"])
+        course.begin("solving", f"{count} problems to learn from")
+        learner = _bounded(problems.learner(steps, seed), structure, worst_case, smoothness)
+        wanted = chosen(structure, learner.available())
+        structures, warnings = _affordable(wanted, problems, steps, structure == "auto")
+        return _learned(learner, structures, seed, iterations, warnings, course)
+
+
+def _learned(
+    learner: Learner | Bounded,
+    structures: list[Structure],
+    seed: int,
+    iterations: int | None,
+    warnings: list[str],
+    course: Course,
+) -> Method:
+    """The best of these structures, with numbers fitted to all problems or to those that are not held out."""
+    problems, steps = learner.problems, learner.steps
+    count = len(problems)
     folds, how = _folds(count, seed)
-    tried: dict[Structure, list[Fitted]] = {}
-    for one in structures:
-        say(f"trying {one.name}")
-        tried[one] = [learner.fit(one, fold, 0) for fold in folds]
+    most = REFINED if iterations is None or iterations else 0
+    refinable = min(sum(map(learner.refinable, structures)), most)
+    again = ["refining"] * (len(folds) > 1)
+    course.to_come = [
+        *["trying"] * (len(structures) * len(folds)),
+        *["refining"] * (refinable * len(folds)),
+        *again,
+        "finishing",
+    ]
+
+    def fitted(kind: str, one: Structure, iterations: int) -> list[Fitted]:
+        found = []
+        for fold in folds:
+            course.begin(
+                kind, one.name + (f", part {fold.number + 1} of {len(folds)}" if len(folds) > 1 else "")
+            )
+            found.append(learner.fit(one, fold, iterations, course.tick))
+        return found
+
+    tried = {one: fitted("trying", one, 0) for one in structures}
 
     def score(fits: list[Fitted]) -> float:
         return _score(fits, learner.rounding)
@@ -71,24 +108,37 @@ def learn(
     def rank(one: Structure) -> tuple[float, int]:
         return score(tried[one]), one.parameters(problems.shape, steps, RANK)
 
-    for one in sorted(tried, key=rank)[:REFINED] if iterations else []:
+    for one in sorted(tried, key=rank)[:most]:
         if learner.refinable(one):
-            say(f"refining {one.name}")
-            better = [learner.fit(one, fold, iterations) for fold in folds]
+            better = fitted("refining", one, learner.iterations(one) if iterations is None else iterations)
             tried[one] = min(tried[one], better, key=score)
     order = sorted(tried, key=rank)
     winner = order[0]
-    say(f"finishing {winner.name}")
     fits = [learner.guarded(winner, fold, fit) for fold, fit in zip(folds, tried[winner], strict=True)]
     fold, final = folds[0], fits[0]
     if len(folds) > 1:
+        course.begin("refining", f"{winner.name} with all problems")
         fold = Fold(len(folds), np.arange(count), np.arange(count))
-        final = learner.guarded(winner, fold, learner.fit(winner, fold, final.iterations))
+        final = learner.guarded(winner, fold, learner.fit(winner, fold, final.iterations, course.tick))
+    course.begin("finishing", winner.name)
     held_out = np.concatenate([fit.errors for fit in fits], axis=1)
-    warnings += _few(held_out.shape[1])
+    warnings = warnings + _few(held_out.shape[1])
     scores = tuple((one.name, score(fits if one == winner else tried[one])) for one in order)
     record = Record(count, seed, _accuracy(held_out, how), scores, tuple(warnings))
     return learner.method(winner, fold, final, record)
+
+
+def _shown(progress: Any) -> AbstractContextManager[Told]:
+    if progress is True:
+        return Lines()
+    if progress is False or progress is None:
+        return nullcontext(lambda done, text: None)
+    if not callable(progress):
+        raise InputError(
+            f"progress is {progress!r}: pass a function of the part that is done and a text, True for lines on stderr, or "
+            "False for silence."
+        )
+    return nullcontext(progress)
 
 
 def _bounded(learner: Learner, structure: Any, worst_case: Any, smoothness: Any) -> Learner | Bounded:

@@ -1,6 +1,7 @@
 """How one structure is fitted to some problems and measured on others: quadratics and convex losses."""
 
 import abc
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,26 +15,30 @@ from jax import Array
 
 from lfom.core.arrays import as_array
 from lfom.core.checks import InputError
-from lfom.core.memories import Memory
+from lfom.core.memories import Conjugate, Memory
 from lfom.core.methods import Learned, Method
 from lfom.core.preconditioners import Identity
 from lfom.core.readers import Gradient, Reader
 from lfom.core.runs import take
 from lfom.solving import fitting, loss_fitting
 from lfom.solving.certificate import Certificate, certify
+from lfom.solving.descent import Tick, batches, silent
 from lfom.solving.fitting import Sample, reader_of
 from lfom.solving.joint import Guard
 from lfom.solving.loss_fitting import LossSample
 from lfom.solving.losses import hessians, minimise
 from lfom.solving.records import Record
-from lfom.solving.references import solutions
+from lfom.solving.references import solved
 from lfom.solving.spectra import extreme_eigenvalues
-from lfom.solving.starts import start
+from lfom.solving.starts import RANK, start
 from lfom.solving.structures import Structure, available
 from lfom.solving.systems import gauge
 
 MARGIN = 1.05  # of the largest eigenvalue seen, which shared coefficients must contract
 GUARDED = 50  # eigenvalues of a guard
+ITERATIONS = 150
+ITERATIONS_OF_PARTS = 60  # where each sees a part of the problems: more measured no better
+EQUATIONS = 8_192  # unknowns of all problems that an iteration sees, at least
 
 Judge = Callable[[np.ndarray], tuple[float, np.ndarray]]  # the loss of a table of numbers, and its slopes
 
@@ -64,9 +69,9 @@ class Learner(abc.ABC):
     rounding: float
 
     def __init__(self, problems: Any, each: Any, steps: int, seed: int):
-        self.problems, self.each, self.steps, self.key = problems, each, steps, jax.random.key(seed)
+        self.problems, self.each, self.steps, self.seed = problems, each, steps, seed
         _all_finite(each)
-        self.begun: dict[Any, Any] = {}  # fits without gradients, which are found once
+        self.begun: dict[Any, Any] = {}  # readers without gradients, which are found once
 
     @abc.abstractmethod
     def available(self) -> list[Structure]: ...
@@ -75,8 +80,16 @@ class Learner(abc.ABC):
         """Whether gradients can improve on its closed form."""
         return True
 
+    def iterations(self, structure: Structure) -> int:
+        """Of gradients, where nobody said."""
+        return ITERATIONS
+
     @abc.abstractmethod
-    def fit(self, structure: Structure, fold: Fold, iterations: int) -> Fitted: ...
+    def fit(self, structure: Structure, fold: Fold, iterations: int, tick: Tick = silent) -> Fitted: ...
+
+    @abc.abstractmethod
+    def sample(self, members: Any) -> Any:
+        """Some problems with their solutions; with ... all."""
 
     @abc.abstractmethod
     def measured(self, fit: Fitted, fold: Fold) -> Fitted:
@@ -112,8 +125,9 @@ class QuadraticLearner(Learner):
         super().__init__(problems, each, steps, seed)
         _some_right_side(np.asarray(b))
         self.knows_diagonal = diagonal is not None and bool((np.asarray(diagonal) > 0).all())
-        self.w = solutions(self.each)
-        self.floor, self.rounding = _rounding(self.each, np.asarray(b), np.asarray(self.w))
+        self.w, high = solved(self.each)
+        self.floor, self.rounding = _rounding(high, np.asarray(b), np.asarray(self.w))
+        self.all = self.sample(...)
 
     def available(self) -> list[Structure]:
         return available(self.problems.shape, self.knows_diagonal, False)
@@ -121,37 +135,48 @@ class QuadraticLearner(Learner):
     def refinable(self, structure: Structure) -> bool:
         return structure.first_matrix != "identity"
 
-    def sample(self, members: np.ndarray) -> Sample:
+    def sample(self, members: Any) -> Sample:
         problems, w = take((self.each, self.w), members)
-        return Sample(problems, w, as_array(np.ones(len(members), w.dtype)))
+        return Sample(problems, w, as_array(np.ones(len(w), w.dtype)))
 
-    def begin(self, structure: Structure, fold: Fold) -> tuple[Fitted, Fitted]:
-        """The first preconditioner, with the register and with conjugate gradients; found once."""
+    def begin(self, structure: Structure, fold: Fold) -> Reader:
+        """With the first preconditioner; found once."""
         name = (structure.first_matrix, structure.jacobi, fold.number)
         if name not in self.begun:
-            learning, held_out = self.sample(fold.learning), self.sample(fold.held_out)
-            plain = reader_of(Identity(), structure.jacobi)
-            matrix = start(structure.first_matrix, learning.problems, learning.w, plain, self.key)
-            reader = reader_of(matrix, structure.jacobi)
-            found = fitting.start_errors(learning, held_out, reader, self.steps)
-            self.begun[name] = tuple(Fitted(reader, m, np.asarray(e, np.float64), 0) for m, e in found)
+            learning, plain = self.sample(fold.learning), reader_of(Identity(), structure.jacobi)
+            matrix = start(structure.first_matrix, learning.problems, learning.w, plain, self.seed)
+            self.begun[name] = reader_of(matrix, structure.jacobi)
         return self.begun[name]
 
-    def fit(self, structure: Structure, fold: Fold, iterations: int) -> Fitted:
-        (register, conjugate), own = self.begin(structure, fold), structure.coefficients
-        if not own.per_unknown and not (iterations and self.refinable(structure)):
-            return conjugate if own.conjugate else register
-        learning, given = self.sample(fold.learning), (register.reader, self.steps, iterations)
+    def fit(self, structure: Structure, fold: Fold, iterations: int, tick: Tick = silent) -> Fitted:
+        reader, own = self.begin(structure, fold), structure.coefficients
+        memory: Memory = Conjugate()
+        learning = self.sample(fold.learning)
+        members = batches(fold.learning, self.at_once(structure), iterations, self.seed)
         if own.per_unknown:
-            memory, reader = fitting.refine_diagonal(learning, *given)
+            table = fitting.table_of(learning, reader, self.steps)
+            method = fitting.refine_table(table, self.all, members, tick)
+            reader, memory = method.reader, method.memory
         else:
-            memory, reader = fitting.refine(own.conjugate, learning, *given)
+            if iterations and self.refinable(structure):
+                reader = fitting.refine_matrix(own.conjugate, self.all, reader, self.steps, members, tick)
+            if not own.conjugate:
+                memory = fitting.fit_register(learning, reader, self.steps)
         return self.measured(Fitted(reader, memory, np.zeros(0), iterations), fold)
 
+    def iterations(self, structure: Structure) -> int:
+        return ITERATIONS if self.at_once(structure) >= len(self.problems) else ITERATIONS_OF_PARTS
+
+    def at_once(self, structure: Structure) -> int:
+        """How many problems an iteration sees: with four equations for every number, and not too few."""
+        shape = self.problems.shape
+        size = math.prod(shape)
+        numbers = structure.parameters(shape, self.steps, RANK)
+        return -(-max(4 * numbers, EQUATIONS) // size)
+
     def measured(self, fit: Fitted, fold: Fold) -> Fitted:
-        method = Method(fit.reader, fit.memory, self.steps)
-        found = fitting.errors(method, self.sample(fold.held_out))
-        return replace(fit, errors=np.asarray(found, np.float64))
+        found = fitting.errors(Method(fit.reader, fit.memory, self.steps), self.all)
+        return replace(fit, errors=np.asarray(found, np.float64)[:, fold.held_out])
 
     def judge(self, members: np.ndarray) -> Judge:
         return partial(_judged, fitting.table_loss, self.sample(members))
@@ -204,34 +229,32 @@ class LossLearner(Learner):
                 f"{float(gradient[worst]):.1e} of the start's. It has no minimiser (add a ridge), or its loss is "
                 "not convex or not smooth."
             )
+        self.all = self.sample(...)
 
     def available(self) -> list[Structure]:
         return available(self.problems.shape, False, True)
 
-    def sample(self, members: np.ndarray) -> LossSample:
+    def sample(self, members: Any) -> LossSample:
         each, w, best = take((self.each, self.w, self.best), members)
-        return LossSample(each, w, best, as_array(np.ones(len(members), w.dtype)))
+        return LossSample(each, w, best, as_array(np.ones(len(w), w.dtype)))
 
-    def fit(self, structure: Structure, fold: Fold, iterations: int) -> Fitted:
+    def fit(self, structure: Structure, fold: Fold, iterations: int, tick: Tick = silent) -> Fitted:
         name, spread_out = (structure.name, fold.number), structure.coefficients.per_unknown
-        both = self.sample(fold.learning), self.sample(fold.held_out)
         if name not in self.begun:
-            model = both[0].model()
-            plain = Gradient(Identity())
-            reader = Gradient(start(structure.first_matrix, model.problems, model.w, plain, self.key))
-            bank, found = loss_fitting.begin(spread_out, *both, reader, self.steps)
-            self.begun[name] = Fitted(reader, bank, np.abs(np.asarray(found, np.float64)), 0)
-        fit = self.begun[name]
-        if not iterations:
-            return fit
-        method = Method(fit.reader, fit.memory, self.steps)
-        bank, best, found = loss_fitting.refine(spread_out, *both, method, iterations)
-        return Fitted(best, bank, np.abs(np.asarray(found, np.float64)), iterations)
+            learning, plain = self.sample(fold.learning), Gradient(Identity())
+            model = learning.model()
+            reader = Gradient(start(structure.first_matrix, model.problems, model.w, plain, self.seed))
+            bank = loss_fitting.begin(spread_out, learning, reader, self.steps)
+            self.begun[name] = Method(reader, bank, self.steps)
+        method = self.begun[name]
+        if iterations:
+            members = batches(fold.learning, len(fold.learning), iterations, self.seed)
+            method = loss_fitting.refine(spread_out, self.all, method, members, tick)
+        return self.measured(Fitted(method.reader, method.memory, np.zeros(0), iterations), fold)
 
     def measured(self, fit: Fitted, fold: Fold) -> Fitted:
-        method = Method(fit.reader, fit.memory, self.steps)
-        found = loss_fitting.measured(method, self.sample(fold.held_out))
-        return replace(fit, errors=np.abs(np.asarray(found, np.float64)))
+        found = loss_fitting.errors(Method(fit.reader, fit.memory, self.steps), self.all)
+        return replace(fit, errors=np.abs(np.asarray(found, np.float64)[:, fold.held_out]))
 
     def judge(self, members: np.ndarray) -> Judge:
         return partial(_judged, loss_fitting.table_loss, self.sample(members))
@@ -262,13 +285,10 @@ def _sizes(reader: Reader, problems: Any) -> Array:
     return jax.vmap(gauge, (None, 0))(reader, problems)
 
 
-@eqx.filter_jit
-def _finite(problems: Any) -> Array:
-    return jax.vmap(lambda one: one.finite())(problems)
-
-
 def _all_finite(problems: Any) -> None:
-    finite = np.asarray(_finite(problems))
+    """By NumPy, which compiles nothing for it."""
+    numbers = [leaf for leaf in map(np.asarray, jax.tree.leaves(problems)) if leaf.dtype.kind == "f"]
+    finite = np.all([np.isfinite(leaf).reshape(len(leaf), -1).all(axis=1) for leaf in numbers], axis=0)
     if not finite.all():
         bad = np.flatnonzero(~finite)
         raise InputError(
@@ -286,16 +306,15 @@ def _some_right_side(b: np.ndarray) -> None:
         )
 
 
-def _rounding(problems: Any, b: np.ndarray, w: np.ndarray) -> tuple[float, float]:
+def _rounding(high: float, b: np.ndarray, w: np.ndarray) -> tuple[float, float]:
     """The relative residual and the relative error in the energy norm that rounding leaves.
 
     Each entry of A w is rounded off by about eps |A| |w_i|, with signs at random, so that |A w| is by
     eps |A| |w| / sqrt(unknowns) times a small number (4; in the diffusion family conjugate gradients reach
     half of it). |A| |w| / |b| is as large as the condition number where w is soft. Solutions themselves are
     rounded by eps |w|, which is at most eps sqrt(|A|) |w| in the energy norm. The median problem decides:
-    statuses say where a harder one did not get there."""
+    statuses say where a harder one did not get there. high: the largest eigenvalue."""
     eps = float(np.finfo(w.dtype).eps)
-    _, high, _ = extreme_eigenvalues(problems, Gradient(Identity()))
     b, w = (x.reshape(len(x), -1).astype(np.float64) for x in (b, w))
     lengths, sides = np.linalg.norm(w, axis=1), np.linalg.norm(b, axis=1)
     residual = float(np.median(high * lengths / sides)) / w.shape[1] ** 0.5

@@ -8,9 +8,11 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jaxtyping import Float
 
+from lfom.core.arrays import filled
 from lfom.core.coefficients import CoordinateWise
 from lfom.core.memories import Bank, scalar_bank
 from lfom.core.methods import Method
@@ -18,11 +20,12 @@ from lfom.core.preconditioners import Identity
 from lfom.core.problems import Objective
 from lfom.core.readers import Gradient, Reader
 from lfom.core.unroll import trace
-from lfom.solving.fitting import Errors, Sample, balanced_register, descend, settled, trainable
+from lfom.solving.descent import Refined, Tick, descend
+from lfom.solving.fitting import RATE_TABLE, Errors, Sample, balanced_register, settled, trainable
 from lfom.solving.losses import hessians
 
 DAMPED = (1.0, 0.7, 0.5, 0.3, 0.15)  # the quadratic model's steps may be too long: the best of these
-RATE, RATE_DIAGONAL = 0.02, 0.01  # of Adam
+RATE = 0.02  # of Adam
 
 
 class LossSample(eqx.Module):
@@ -38,6 +41,10 @@ class LossSample(eqx.Module):
         """The quadratics with the losses' curvature half way to the solution, and their gradient at 0."""
         b = -jax.vmap(lambda one: one.initial()[1])(self.problems)
         return Sample(hessians(self.problems, self.w / 2, b), self.w, self.weights)
+
+    def loss(self, method: Method) -> Array:
+        """The fitted number."""
+        return mean_log(self, excess(self, method)[-1])
 
 
 def excess(sample: LossSample, method: Method) -> Errors:
@@ -62,17 +69,15 @@ def mean_log(sample: LossSample, relative: Array) -> Array:
 
 
 @eqx.filter_jit
-def begin(
-    spread_out: bool, learning: LossSample, held_out: LossSample, reader: Reader, steps: int
-) -> tuple[Bank, Errors]:
-    """The coefficients of the quadratic model, damped as the losses themselves like it best; and their
-    held-out errors. spread_out: whether every unknown gets coefficients of its own."""
+def begin(spread_out: bool, learning: LossSample, reader: Reader, steps: int) -> Bank:
+    """The coefficients of the quadratic model, damped as the losses themselves like it best. spread_out: whether
+    every unknown gets coefficients of its own."""
     table: Any = balanced_register(learning.model(), reader, steps).table(steps)[0]
     factors = jnp.asarray(DAMPED, table.dtype)
 
     def tried(factor: Array) -> Array:
         method = Method(reader, scalar_bank(factor * table), steps)
-        return mean_log(learning, excess(learning, method)[-1])
+        return learning.loss(method)
 
     table = factors[jnp.argmin(jax.lax.map(tried, factors))] * table
     bank = scalar_bank(table)
@@ -80,16 +85,14 @@ def begin(
         shape = learning.w.shape[1:]
         wide = table.reshape(*table.shape, *(1,) * len(shape))
         bank = Bank(CoordinateWise(jnp.broadcast_to(wide, (*table.shape, *shape))), tied=False)
-    return bank, errors(Method(reader, bank, steps), held_out)
+    return bank
 
 
+@eqx.filter_jit
 def errors(method: Method, sample: LossSample) -> Errors:
     """After 0, 1, ... steps: relative excess losses; 1 at the start."""
     relative = excess(sample, method)
     return jnp.concatenate([jnp.ones((1, relative.shape[1]), relative.dtype), relative])
-
-
-measured = eqx.filter_jit(errors)
 
 
 @eqx.filter_jit
@@ -98,35 +101,46 @@ def table_loss(table: Float[Array, "steps steps"], sample: LossSample) -> tuple[
 
     def loss(table: Array) -> Array:
         method = Method(Gradient(Identity()), scalar_bank(table), len(table))
-        return mean_log(sample, excess(sample, method)[-1])
+        return sample.loss(method)
 
     return jax.value_and_grad(loss)(table)
 
 
+class Changed(Refined):
+    """Coefficients and a preconditioner together, relative changes of both."""
+
+    reader: Any
+    gamma: Any
+    size: Array
+    steps: int = eqx.field(static=True)
+
+    def method(self, free: Any, sample: Any) -> Method:
+        change, matrix = free
+        changed = eqx.tree_at(lambda g: g.value, self.gamma, self.gamma.value + self.size * change)
+        return Method(trainable(self.reader)[1](matrix), Bank(changed, tied=False), self.steps)
+
+
 @eqx.filter_jit
-def refine(
-    spread_out: bool, sample: LossSample, held_out: LossSample, fitted: Method, iterations: int
-) -> tuple[Bank, Reader, Errors]:
-    """Adam on the coefficients and the preconditioner together, relative changes of both; and the
-    held-out errors."""
+def _changed(spread_out: bool, sample: LossSample, fitted: Method) -> Changed:
     reader: Any = fitted.reader
     gamma: Any = fitted.memory.gamma  # type: ignore[attr-defined]
-    steps, rate = fitted.layers, min(reader.A.rate, RATE)
     if spread_out:  # the scale of the matrix goes into the table
         gamma = CoordinateWise(gamma.value * reader.A.diagonal(sample.w[0]))
-        reader, rate = Gradient(Identity()), RATE_DIAGONAL
-    trained, put = trainable(reader)
+        reader = Gradient(Identity())
     own = jnp.abs(jnp.moveaxis(jnp.diagonal(gamma.value, axis1=0, axis2=1), -1, 0))
-    size = own.reshape(steps, 1, *gamma.value.shape[2:])
+    size = own.reshape(fitted.layers, 1, *gamma.value.shape[2:])
+    return Changed(reader, gamma, size, fitted.layers)
 
-    def method(vector: Any) -> Method:
-        change, matrix = vector
-        changed = eqx.tree_at(lambda g: g.value, gamma, gamma.value + size * change)
-        return Method(put(matrix), Bank(changed, tied=False), steps)
 
-    def loss(vector: Any) -> Array:
-        return mean_log(sample, excess(sample, method(vector))[-1])
+def refine(spread_out: bool, sample: LossSample, fitted: Method, members: np.ndarray, tick: Tick) -> Method:
+    """The best coefficients and preconditioner. sample: of all problems. members: those of every iteration."""
+    start = _changed(spread_out, sample, fitted)
+    rate = RATE_TABLE if spread_out else min(start.reader.A.rate, RATE)
+    free = filled(start.gamma.value, 0.0), trainable(start.reader)[0]
+    return _made(start, descend(start, free, sample, members, rate, tick))
 
-    found = method(descend(loss, (jnp.zeros_like(gamma.value), trained), rate, iterations))
-    best = settled(found.reader)
-    return found.memory, best, errors(Method(best, found.memory, steps), held_out)  # type: ignore[return-value]
+
+@eqx.filter_jit
+def _made(start: Changed, free: Any) -> Method:
+    found: Any = start.method(free, None)
+    return Method(settled(found.reader), found.memory, found.layers)

@@ -1,7 +1,8 @@
 """Where the fit of a preconditioner begins: the inverse of the family's mean operator, in the
-coordinates and of the kind asked for; or, mode by mode, the best map from b to w*."""
+coordinates and of the kind asked for."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -21,42 +22,57 @@ PROBES = 16  # random vectors per problem, where a diagonal has to be estimated
 RANK = 8
 SMALL = 256  # unknowns: up to here the mean operator is formed for every kind
 
+Along = Callable[[Array], Array]  # a transform of one vector
+
 
 class Start(eqx.Module):
-    """What a start is found from. b: the right-hand sides; w: the solutions. scale: the diagonal change of
-    coordinates. key: of random vectors."""
+    """What a start is found from. w: the solutions. reader: of the plain gradient, in the coordinates asked
+    for. seed: of random vectors."""
 
     problems: IterateProblem
-    b: Float[Array, "problems *shape"]
     w: Float[Array, "problems *shape"]
-    scale: Float[Array, "problems *shape"]
-    key: Array
+    reader: Reader
+    seed: int = eqx.field(static=True)
 
     @property
     def shape(self) -> tuple[int, ...]:
         return self.w.shape[1:]
 
+    @property
+    def scale(self) -> Float[Array, "problems *shape"]:
+        """The diagonal change of coordinates."""
+        seen = jax.vmap(self.reader.look)(self.problems)
+        return jnp.ones_like(self.w) if seen is None else seen
+
     def unit_energy(self) -> Array:
         """What makes b.w of every problem 1 / problems, shaped to multiply vectors."""
-        energy = jnp.sum((self.b * self.w).reshape(len(self.w), -1), axis=1)
+        b = -jax.vmap(lambda one: one.initial()[1])(self.problems)
+        energy = jnp.sum((b * self.w).reshape(len(self.w), -1), axis=1)
         return pad_axes(jnp.sqrt(1 / (len(self.w) * energy)), self.w.ndim)
 
-    def probed(self) -> tuple[Array, Array]:
-        """Random vectors and their images in the given coordinates, (probes, problems, *shape)."""
-        v = jax.random.rademacher(self.key, (PROBES, *self.w.shape), self.w.dtype)
-        times = jax.vmap(lambda one, v: one.hessian_times(v))
-        return v, jax.lax.map(lambda one: self.scale * times(self.problems, self.scale * one), v)
+    def signs(self) -> np.ndarray:
+        """Random signs, (probes, problems, *shape); drawn on the host, where nothing is compiled for it."""
+        return np.random.default_rng(self.seed).integers(0, 2, (PROBES, *self.w.shape), np.int8)
+
+    def probed(self, signs: Array, there: Along, back: Along) -> Float[Array, "*shape"]:
+        """The diagonal of the mean operator on the vectors that `back` makes of units, each problem divided
+        by the mean of its own: v.(there A back v) over random signs v, in which the entries off the diagonal
+        cancel on average. Exact where there are none."""
+        scale, times = self.scale, jax.vmap(lambda one, v: one.hessian_times(v))
+
+        def one(total: Array, now: Array) -> tuple[Array, None]:
+            v = 2 * now.astype(self.w.dtype) - 1
+            image = scale * times(self.problems, scale * jax.vmap(back)(v))
+            return total + v * jax.vmap(there)(image), None
+
+        total = jax.lax.scan(one, jnp.zeros_like(self.w), signs)[0] / len(signs)
+        size = jnp.mean(total.reshape(len(total), -1), axis=1)
+        return jnp.mean(total / pad_axes(size, total.ndim), axis=0) * jnp.mean(size)
 
 
-def start(kind: str, problems: IterateProblem, w: Array, reader: Reader, key: Array) -> Definite:
+def start(kind: str, problems: IterateProblem, w: Array, reader: Reader, seed: int) -> Definite:
     """A matrix of this kind. w: the solutions. reader: of the plain gradient, in the coordinates asked for."""
-    return STARTS[kind](_setting(problems, w, reader, key))
-
-
-@eqx.filter_jit
-def _setting(problems: IterateProblem, w: Array, reader: Reader, key: Array) -> Start:
-    b, seen = -jax.vmap(lambda one: one.initial()[1])(problems), jax.vmap(reader.look)(problems)
-    return Start(problems, b, w, jnp.ones_like(w) if seen is None else seen, key)
+    return STARTS[kind](Start(problems, w, reader, seed))
 
 
 def _full(at: Start) -> Definite:
@@ -68,7 +84,7 @@ def _full(at: Start) -> Definite:
 def _low_rank(at: Start) -> Definite:
     """One scale for most directions, more for the softest ones."""
     if at.w[0].size > SMALL:
-        return _from_solutions(at, _estimated_diagonal(at))
+        return _from_solutions(at)
     values, vectors = _softest(at)
     rank = min(RANK, len(values) // 2)
     rest = 1 / np.exp(np.mean(np.log(values[rank:])))
@@ -79,7 +95,7 @@ def _low_rank(at: Start) -> Definite:
 
 def _diagonal(at: Start) -> Definite:
     if at.w[0].size > SMALL:
-        return Diagonal(-jnp.log(_estimated_diagonal(at)))
+        return Diagonal(as_array(-np.log(np.asarray(_estimated_diagonal(at)))))
     return Diagonal(as_array(-np.log(np.diag(_mean(at))).reshape(at.shape), at.w.dtype))
 
 
@@ -96,46 +112,50 @@ def _mean(at: Start) -> np.ndarray:
 
 @eqx.filter_jit
 def _mean_matrix(at: Start) -> Array:
-    flat = at.scale.reshape(len(at.scale), -1)
+    flat = at.scale.reshape(len(at.w), -1)
     return jnp.einsum("pi,pij,pj->ij", flat, matrices(at.problems), flat, precision=HIGHEST) / len(flat)
 
 
-@eqx.filter_jit
 def _estimated_diagonal(at: Start) -> Array:
+    known = _known_diagonal(at)
+    return _probed_diagonal(at, as_array(at.signs())) if known is None else known
+
+
+@eqx.filter_jit
+def _known_diagonal(at: Start) -> Array | None:
     known = jax.vmap(lambda one: one.diagonal())(at.problems)
-    if known is not None:
-        return jnp.mean(known * at.scale**2, axis=0)
-    v, image = at.probed()
-    found = jnp.mean(v * image, axis=(0, 1))
-    return jnp.maximum(found, 1e-3 * jnp.mean(found))
+    return None if known is None else jnp.mean(known * at.scale**2, axis=0)
+
+
+@eqx.filter_jit
+def _probed_diagonal(at: Start, signs: Array) -> Array:
+    return _above(at.probed(signs, lambda v: v, lambda v: v), 1e-3)
+
+
+def _above(found: Array, share: float) -> Array:
+    """None below a share of their mean: an estimate may be negative."""
+    return jnp.maximum(found, share * jnp.mean(found))
 
 
 def _transformed(transform: str) -> Callable[[Start], Definite]:
     @eqx.filter_jit
-    def start(at: Start) -> Definite:
-        """Mode by mode, the number m with the smallest sum of (m b - w*)^2, problems of unit energy."""
-
-        def modes_of(vector: Array) -> Array:
-            return along_axes(vector, transform, len(at.shape))
-
-        energy = at.unit_energy()
-        b, solution = (
-            jax.vmap(modes_of)(at.scale * at.b * energy),
-            jax.vmap(modes_of)(at.w / at.scale * energy),
+    def found(at: Start, signs: Array) -> Definite:
+        there, back = (
+            partial(along_axes, transform=transform, axes=len(at.shape), inverse=inverse)
+            for inverse in (False, True)
         )
-        modes = jnp.sum(b * solution, axis=0) / jnp.sum(b**2, axis=0)
-        v, image = (jax.vmap(jax.vmap(modes_of))(x) for x in at.probed())
-        inverse = jnp.mean(v * image, axis=(0, 1))
-        inverse = 1 / jnp.maximum(inverse, 1e-6 * jnp.mean(inverse))
-        sound = (modes > inverse / 30) & (modes < inverse * 30)
-        return Transformed(jnp.log(jnp.where(sound, modes, inverse)), transform)
+        return Transformed(-jnp.log(_above(at.probed(signs, there, back), 1e-6)), transform)
 
-    return start
+    return lambda at: found(at, as_array(at.signs()))
+
+
+def _from_solutions(at: Start) -> Definite:
+    """Directions in which the solutions lie, for operators too large for matrices."""
+    return _directions(at, _estimated_diagonal(at))
 
 
 @eqx.filter_jit
-def _from_solutions(at: Start, diagonal: Array) -> Definite:
-    """Directions in which the solutions lie, for operators too large for matrices."""
+def _directions(at: Start, diagonal: Array) -> Definite:
     rows = (jnp.sqrt(diagonal) * at.w / at.scale * at.unit_energy()).reshape(len(at.w), -1)
     _, _, vectors = jnp.linalg.svd(rows, full_matrices=False)
     V = vectors[: min(RANK, len(vectors))].T.reshape(*at.shape, -1)
