@@ -16,7 +16,7 @@ from lfom.core.methods import Method
 from lfom.core.preconditioners import Identity
 from lfom.core.readers import Jacobi
 from lfom.solving import statuses
-from lfom.solving.problems import LinearSystems
+from lfom.solving.linear_systems import LinearSystems
 from lfom.solving.records import Solution
 
 TOLERANCE = 1e-8  # of the method that is built in

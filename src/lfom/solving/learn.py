@@ -45,7 +45,7 @@ def learn(
 
     >>> import lfom
     >>> rng = np.random.default_rng(0)
-    >>> X = rng.normal(size=(60, 20, 4)) * [1.0, 0.5, 0.2, 0.1]
+    >>> X = (rng.normal(size=(60, 20, 4)) * [1.0, 0.5, 0.2, 0.1]).astype(np.float32)
     >>> problems = lfom.LeastSquaresProblems(X, X.sum(axis=2))
     >>> method = lfom.learn(problems[:50], steps=3, structure="preconditioned:diagonal")
     >>> solution = method.solve(problems[50:])

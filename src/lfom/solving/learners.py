@@ -110,7 +110,7 @@ class QuadraticLearner(Learner):
     def __init__(self, problems: Any, steps: int, seed: int):
         each, b, diagonal = _looked_at(problems)
         super().__init__(problems, each, steps, seed)
-        _some_right_side(np.asarray(b))
+        _some_right_side(np.asarray(b).reshape(len(problems), -1, *problems.shape))
         self.knows_diagonal = diagonal is not None and bool((np.asarray(diagonal) > 0).all())
         self.w = solutions(self.each)
         self.floor, self.rounding = _rounding(self.each, np.asarray(b), np.asarray(self.w))
@@ -122,8 +122,8 @@ class QuadraticLearner(Learner):
         return structure.first_matrix != "identity"
 
     def sample(self, members: np.ndarray) -> Sample:
-        problems, w = take((self.each, self.w), members)
-        return Sample(problems, w, as_array(np.ones(len(members), w.dtype)))
+        problems, w = take((self.each, self.w), self.problems.rows(members))
+        return Sample(problems, w, as_array(np.ones(len(w), w.dtype)))
 
     def begin(self, structure: Structure, fold: Fold) -> tuple[Fitted, Fitted]:
         """The first preconditioner, with the register and with conjugate gradients; found once."""
@@ -278,7 +278,8 @@ def _all_finite(problems: Any) -> None:
 
 
 def _some_right_side(b: np.ndarray) -> None:
-    empty = np.flatnonzero(~(b != 0).reshape(len(b), -1).any(axis=1))
+    """b: (problems, right-hand sides, *shape)."""
+    empty = np.flatnonzero(~(b != 0).any(axis=tuple(range(2, b.ndim))).all(axis=1))
     if len(empty):
         raise InputError(
             f"problem {empty[0]} has a right-hand side of zeros ({len(empty)} such problems): its solution is the "

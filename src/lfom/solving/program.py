@@ -1,6 +1,6 @@
 """What a compiled `solve` is made of, and what it returns before anybody puts it into words."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -42,9 +42,12 @@ def program_of(method: Algorithm) -> Program:
 
 
 class Raw(NamedTuple):
-    """value (problems, *shape), status, steps and residuals (problems, steps + 1), relative to the start's."""
+    """value (problems, *shape), status, steps and residuals (problems, steps + 1), relative to the start's. intercept: of
+    regressions that have one. With several right-hand sides these are the last axis of value and intercept, and the
+    second one of the others."""
 
-    value: Float[Array, "problems *shape"]
-    status: Int[Array, " problems"]
-    steps: Int[Array, " problems"]
-    residuals: Float[Array, "problems columns"]
+    value: Any
+    status: Int[Array, "*problems"]
+    steps: Int[Array, "*problems"]
+    residuals: Float[Array, "*problems columns"]
+    intercept: Float[Array, "*problems"] | None = None

@@ -13,7 +13,7 @@ from lfom.core.checks import InputError
 from lfom.core.methods import Algorithm
 from lfom.solving.batches import solve_batch
 from lfom.solving.kinds import Kind
-from lfom.solving.problems import Problems, fitting
+from lfom.solving.problems import Problems
 from lfom.solving.program import program_of
 from lfom.solving.records import Solution
 
@@ -27,7 +27,7 @@ def solve(
     _check(method, problems)
     given = budget(method, steps, tolerance, problems.shape, problems.dtype)
     if start is not None:
-        start = fitting("start", start, (len(problems), *problems.shape), "the problems", problems)
+        start = problems.begun(start)
     raw = solve_batch(program_of(method), problems, *given, start)
     return Solution(*raw, method, problems.kind.fallback)
 
@@ -88,7 +88,7 @@ def _check(method: Algorithm, problems: Any) -> None:
     if not isinstance(problems, Problems):  # a user's argument
         raise InputError(
             f"solve takes problems, not {type(problems).__name__}: build lfom.LeastSquaresProblems, "
-            "lfom.LinearSystems or lfom.ConvexLosses; one problem is a batch of one."
+            "lfom.LinearSystems or lfom.ConvexLosses."
         )
     check_kind(method, problems.kind)
     check_shape(method, problems.shape)
