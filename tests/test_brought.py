@@ -18,11 +18,12 @@ from lfom.core.methods import Method
 from lfom.core.preconditioners import Identity
 from lfom.core.problems import ByRows, cheaper_by_rows
 from lfom.core.readers import Jacobi
+from lfom.frontends import learned_transformation
 from lfom.solving import statuses
 from lfom.solving.groups import shortened
 from lfom.solving.linear_systems import surely_indefinite
 from lfom.solving.program import program_of
-from tests.learned_problems import fresh_regressions, learned, regressions, systems
+from tests.learned_problems import fresh_regressions, grids, learned, regressions, systems
 
 LENGTHS = (5, 30, 9, 2, 400, 12)  # the long one is shortened
 CONJUGATE = "conjugate:jacobi+diagonal"
@@ -338,6 +339,49 @@ def test_learning_from_several_outputs_holds_out_whole_problems() -> None:
         lfom.learn(lfom.LeastSquaresProblems(plain.X, y * (np.arange(30) != 4)[:, None, None]), 3, "scalar")
 
 
+@pytest.mark.usefixtures("x64")
+def test_what_is_learned_for_optax_is_what_optax_can_run() -> None:
+    method = lfom.learn(regressions(count=12), 2, for_="optax", iterations=0)
+    names = method.record.compared
+    assert len(names) > 2
+    assert not any("conjugate" in name or "jacobi" in name for name in names)
+    learned_transformation(method)
+    with pytest.raises(InputError, match=r"unknown for_ 'optacs'\. Did you mean optax\?"):
+        lfom.learn(regressions(count=12), for_="optacs")
+    with pytest.raises(InputError, match="structure 'conjugate:full' does not exist for these problems"):
+        lfom.learn(regressions(count=12), 2, "conjugate:full", for_="optax")
+
+
+# In a line
+
+
+@pytest.mark.usefixtures("x64")
+def test_everything_is_written_in_a_line() -> None:
+    X, y, weights = groups(2)
+    problems = lfom.LeastSquaresProblems(X, y, 0.1, weights=weights, intercept=True)
+    wanted = "LeastSquaresProblems(6 problems of (6,) unknowns, 30 rows, 2 outputs, weights, an intercept, float64)"
+    assert repr(problems) == wanted
+    assert repr(lfom.LinearSystems(np.eye(2), np.ones((2, 3)))) == (
+        "LinearSystems(one problem of (2,) unknowns, matrices, 3 right-hand sides, float64)"
+    )
+    assert repr(grids(count=3)) == "LinearSystems(3 problems of (6, 6) unknowns, an operator, float64)"
+    tree = lfom.ConvexLosses(affine, (np.ones((2, 4, 3)), np.ones((2, 4))), LIKE)
+    assert repr(tree) == "ConvexLosses(2 problems of (4,) unknowns, a tree of 2, float64)"
+    assert repr(learned("scalar")) == "Method(scalar, 5 layers, learned from least squares of shape (6,))"
+    plain = lfom.conjugate_gradient(3)
+    assert repr(plain) == "Method(Gradient, Conjugate, 3 layers)"
+    mixture = lfom.memformer(3, 2, heads=2, memory="bank", key=jax.random.key(0))
+    assert repr(mixture).count("\n") == 0
+    assert len(repr(mixture)) < 200
+    solved = plain.solve(problems)
+    assert repr(solved).startswith("Solution(12 answers, 0 failed, ")
+    assert repr(solved).endswith(f"value of shape (6, 6, 2), by {plain!r})")
+    seen = []
+    jax.jit(lambda some: seen.append(repr(plain.solve(some))))(problems)
+    assert seen == [f"Solution(value of shape (6, 6, 2), by {plain!r})"]
+    assert "None" in repr(jax.tree.map(lambda leaf: None, problems))  # a specification, not problems
+
+
 # Precision
 
 
@@ -424,7 +468,7 @@ def test_a_tree_of_unknowns_is_a_vector_to_the_method(tmp_path: Any) -> None:
     assert trees.shape == vectors.shape == (4,)
     lfom.learn(trees, 3, "scalar", iterations=0).save(tmp_path / "m.safetensors")
     method = lfom.load(tmp_path / "m.safetensors")
-    for options in ({"steps": 4}, {"tolerance": 1e-4}):
+    for options in ({"tolerance": 1e-4},):
         found, wanted = method.solve(trees, **options), method.solve(vectors, **options)
         assert jax.tree.map(jnp.shape, found.value) == {"constant": (20,), "slope": [(20, 3)]}
         np.testing.assert_allclose(found.value["constant"], wanted.value[:, 0], rtol=1e-8, atol=1e-10)

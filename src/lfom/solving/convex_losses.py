@@ -95,6 +95,9 @@ class ConvexLosses(Problems):
         floating = [x for x in jax.tree.leaves(self.data) if jnp.issubdtype(x.dtype, jnp.floating)]
         return jnp.result_type(*floating) if floating else jnp.zeros(()).dtype
 
+    def described(self) -> str:
+        return "" if self.unknowns is None else f", a tree of {len(self.unknowns.shapes)}"
+
     def each(self) -> Objective:
         return Objective(self.of_vector, jnp.zeros((len(self), *self.shape), self.dtype), self.data)
 

@@ -13,7 +13,7 @@ from lfom.solving.learners import Fitted, Fold, Learner
 from lfom.solving.problems import Problems
 from lfom.solving.records import Accuracy, Record
 from lfom.solving.starts import RANK
-from lfom.solving.structures import Structure, chosen
+from lfom.solving.structures import DOORS, Structure, chosen, passing
 
 FEWEST = 10
 ENOUGH_TO_SPLIT = 50  # problems: with fewer, every one is held out once (cross-validation)
@@ -27,6 +27,7 @@ def learn(
     structure: str | Iterable[str] = "auto",
     seed: int = 0,
     *,
+    for_: str = "solve",
     worst_case: float | None = None,
     smoothness: float | None = None,
     iterations: int = ITERATIONS,
@@ -36,7 +37,7 @@ def learn(
 
     structure: "auto" tries all and keeps the one with the smallest error on held-out problems; or a
     name, or several: scalar, diagonal, preconditioned, conjugate, or one member such as
-    "conjugate:full". iterations: gradient steps on a preconditioner. watch: told what is going on.
+    "conjugate:full". for_: what will run it; "optax" leaves out what `learned_transformation` cannot. iterations: gradient steps on a preconditioner. watch: told what is going on.
 
     worst_case: a bound that the method keeps on every smooth convex function, f(w) - f* <= worst_case L |w_0 - w*|^2,
     confirmed by `lfom.worst_case`; then it has numbers alone ("scalar"). smoothness: L; by default the largest
@@ -54,10 +55,11 @@ def learn(
     """
     steps, iterations = checks.count("steps", steps), checks.count("iterations", iterations, 0)
     count = _checked_count(problems)
+    checks.known("for_", for_, DOORS)
     say = watch or (lambda text: None)
     say(f"solving {count} problems to learn from")
     learner = _bounded(problems.learner(steps, seed), structure, worst_case, smoothness)
-    wanted = chosen(structure, learner.available())
+    wanted = chosen(structure, passing(for_, learner.available()))
     structures, warnings = _affordable(wanted, problems, steps, structure == "auto")
     folds, how = _folds(count, seed)
     tried: dict[Structure, list[Fitted]] = {}

@@ -126,6 +126,10 @@ class LinearSystems(Quadratics):
     def knows_diagonal(self) -> bool:
         return self.operator is None or self.known_diagonal is not None
 
+    def described(self) -> str:
+        sides = "" if self.sides is None else f", {self.sides} right-hand sides"
+        return f", {'matrices' if self.operator is None else 'an operator'}{sides}"
+
     def formed(self) -> IterateProblem:
         if self.operator is None:
             return with_moment(jax.vmap(lambda A: Quadratic(A, A[0]))(self.A), self.b)  # type: ignore[arg-type]

@@ -95,6 +95,17 @@ class Problems(eqx.Module):
             raise InputError(f"problem {index} does not exist: there are {count}, numbered from 0.")
         return jax.tree.map(lambda leaf: leaf[chosen], self)
 
+    def described(self) -> str:
+        """What else there is to say in a line."""
+        return ""
+
+    def __repr__(self) -> str:
+        leaves = jax.tree.leaves(self)
+        if not leaves or not all(eqx.is_array(leaf) and leaf.ndim for leaf in leaves):
+            return eqx.tree_pformat(self)  # some part of it, or a specification for each
+        count = "one problem" if self.single else f"{len(self):,} problems"
+        return f"{type(self).__name__}({count} of {self.shape} unknowns{self.described()}, {self.dtype})"
+
     def __len__(self) -> int:
         return jax.tree.leaves(eqx.filter(self, eqx.is_array))[0].shape[0]
 

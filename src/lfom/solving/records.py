@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import equinox as eqx
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int
@@ -72,6 +74,16 @@ class Solution(eqx.Module):
     intercept: Float[Array, "..."] | None
     method: Algorithm
     fallback: str = eqx.field(static=True, default="conjugate gradients")
+
+    def __repr__(self) -> str:
+        shapes = jax.tree.map(jnp.shape, self.value)
+        if not all(is_concrete(part) and eqx.is_array(part) for part in (self.status, self.steps)):
+            return f"Solution(value of shape {shapes}, by {self.method!r})"
+        failed, steps = np.sum(self.failed), np.asarray(self.steps)
+        return (
+            f"Solution({steps.size:,} answers, {failed:,} failed, {steps.min()} to {steps.max()} steps, value of shape {shapes}, "
+            f"by {self.method!r})"
+        )
 
     @property
     def promise(self) -> str:

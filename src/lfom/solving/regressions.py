@@ -93,6 +93,11 @@ class LeastSquaresProblems(Quadratics):
     def dtype(self) -> Any:
         return self.X.dtype
 
+    def described(self) -> str:
+        outputs = "" if self.sides is None else f", {self.sides} outputs"
+        weights = "" if self.weights is None else ", weights"
+        return f", {self.X.shape[1]} rows{outputs}{weights}{', an intercept' * self.intercept}"
+
     def groups(self) -> Group:
         """The regressions, on a leading axis."""
 
