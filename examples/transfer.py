@@ -8,13 +8,15 @@ import numpy as np
 import lfom
 from lfom.bench.solve import errors_after
 from lfom.families import FAMILIES, diffusion, table
+from lfom.families.family import rounded
 from lfom.solving.statuses import FALLBACK
 
 
 def regressions() -> Iterator[tuple[str, Any]]:
     def groups(patients: int = 100, ridge: float = 0.01) -> lfom.LeastSquaresProblems:
         random = np.random.default_rng(1)
-        return lfom.LeastSquaresProblems(*table.groups("held out", 300, random, patients), ridge=ridge)
+        X, y = rounded(table.groups("held out", 300, random, patients))
+        return lfom.LeastSquaresProblems(X, y, ridge=ridge)
 
     yield "as learned: 100 patients, ridge 0.01", groups()
     yield "context: 40 patients", groups(patients=40)

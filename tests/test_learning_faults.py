@@ -143,14 +143,14 @@ def test_operators_that_are_not_positive_definite_get_a_status() -> None:
     ("make", "message"),
     [
         (lambda: lfom.LinearSystems(np.triu(np.ones((2, 3, 3))), np.ones((2, 3))), "not symmetric"),
-        (lambda: lfom.LinearSystems(-np.eye(3)[None], np.ones((1, 3))), "indefinite"),
-        (lambda: lfom.LinearSystems(np.diag([1.0, 1, -0.1])[None], np.ones((1, 3))), "indefinite"),
+        (lambda: lfom.LinearSystems(-np.eye(3)[None], np.ones((1, 3)), check=True), "indefinite"),
+        (lambda: lfom.LinearSystems(np.diag([1.0, 1, -0.1]), np.ones(3), check=True), "indefinite"),
         (lambda: lfom.LinearSystems(np.eye(3)[None], np.ones((2, 3))), "asks for"),
         (lambda: lfom.LinearSystems(np.ones((2, 3, 4)), np.ones((2, 3))), "square"),
         (lambda: lfom.LinearSystems(np.eye(3)[None], np.ones((1, 3), np.float32)), "dtype"),
         (lambda: lfom.LeastSquaresProblems(np.ones((2, 5, 3)), np.ones((2, 5)), ridge=-0.1), "ridge is -0.1"),
         (lambda: lfom.LeastSquaresProblems(np.ones((2, 5, 3)), np.ones((2, 4))), "asks for"),
-        (lambda: lfom.LeastSquaresProblems(np.ones((5, 3)), np.ones(5)), "X has shape"),
+        (lambda: lfom.LeastSquaresProblems(np.ones(5), np.ones(5)), "X has shape"),
         (
             lambda: lfom.LeastSquaresProblems(np.ones((2, 5, 3)), np.ones((2, 5)), np.ones(3)),
             "ridge has shape",

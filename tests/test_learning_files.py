@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from sklearn.linear_model import Ridge
 from typer.testing import CliRunner
 
 import lfom
@@ -160,14 +161,42 @@ def test_bad_files_of_problems_write_nothing(tmp_path: Path) -> None:
     refused("float64 and these problems of float32")
     np.savez(file, A=np.triu(np.ones((2, 6, 6))), b=np.ones((2, 6)))
     refused("not symmetric")
-    np.savez(file, A=-np.eye(6)[None], b=np.ones((1, 6)))
-    refused("indefinite")
+    np.savez(file, A=np.stack([-np.eye(6)] * 12), b=np.ones((12, 6)))
+    refused("indefinite", "learn", str(file), "--out", str(tmp_path / "new.safetensors"))
+    rows = {"X": np.ones((7, 6)), "y": np.ones(7), "rows": [3, 4]}
+    for wrong in ({"rows": [3, 3]}, {"rows": [3.5, 3.5]}, {"rows": [7, 0]}, {"y": np.ones(6)}, {"rows": 7}):
+        np.savez(file, **rows | wrong)  # type: ignore[arg-type]
+        refused("rows in")
+    np.savez(file, **rows, intercept=2)  # type: ignore[arg-type]
+    refused("intercept in")
+    np.savez(file, **rows, bias=1)  # type: ignore[arg-type]
+    refused("it must hold X")
     write(file, fresh)
     refused("Pass", "solve", str(method), str(file), "--out", str(out), "--force", "--tolerance", "1e-18")
     refused("--force", "solve", str(method), str(file), "--out", str(out))
     refused("is a folder", "solve", str(method), str(file), "--out", str(tmp_path))
     refused("too few", "learn", str(file), "--out", str(tmp_path / "new.safetensors"))
     assert not (tmp_path / "new.safetensors").exists()
+
+
+def test_groups_weights_outputs_and_an_intercept_in_a_file(tmp_path: Path) -> None:
+    rng, lengths = np.random.default_rng(0), np.array([5, 9, 30])
+    X, y, weights = rng.normal(size=(44, 6)), rng.normal(size=(44, 2)), rng.uniform(0.1, 1, 44)
+    file, method, out = tmp_path / "p.npz", tmp_path / "m.safetensors", tmp_path / "w.npz"
+    np.savez(file, X=X, y=y, weights=weights, rows=lengths, ridge=0.1, intercept=True)
+    learned("conjugate:jacobi+diagonal").save(method)
+    command = ["solve", method, file, "--out", out, "--tolerance", "1e-10"]
+    result = CliRunner().invoke(app, [*map(str, command)])
+    assert result.exit_code == 0, result.output
+    assert "0 of 3 problems failed" in result.output
+    found = np.load(out)
+    assert found["status"].shape == (3, 2)
+    ends = np.cumsum(lengths)
+    for i, end in enumerate(ends):
+        own = slice(end - lengths[i], end)
+        wanted = Ridge(0.1 * weights[own].sum()).fit(X[own], y[own], sample_weight=weights[own])
+        np.testing.assert_allclose(found["w"][i], wanted.coef_.T, rtol=1e-6, atol=1e-8)
+        np.testing.assert_allclose(found["intercept"][i], wanted.intercept_, rtol=1e-6, atol=1e-8)
 
 
 def test_no_command_writes_over_its_input(tmp_path: Path) -> None:

@@ -20,7 +20,8 @@ from scipy.sparse.linalg import LinearOperator
 
 from lfom.bench.rival import in_double
 from lfom.families import deblurring
-from lfom.solving.problems import LeastSquaresProblems, LinearSystems
+from lfom.solving.linear_systems import LinearSystems
+from lfom.solving.regressions import LeastSquaresProblems
 from lfom.solving.spectra import matrices
 
 LANCZOS = 400  # steps for the extreme eigenvalues

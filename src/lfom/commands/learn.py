@@ -16,7 +16,9 @@ from lfom.commands.train import INTERRUPTED
 
 
 def learn_command(
-    problems: Annotated[Path, typer.Argument(help="An .npz file with X and y (and ridge), or A and b.")],
+    problems: Annotated[
+        Path, typer.Argument(help="An .npz file with X and y, or A and b; see docs/examples.md.")
+    ],
     steps: Annotated[int, typer.Option(help="Steps that the method may take.")] = 8,
     out: Annotated[Path, typer.Option(help="Where the method goes.")] = Path("method.safetensors"),
     structure: Annotated[

@@ -20,7 +20,12 @@ from lfom.solving import LeastSquaresProblems, LinearSystems, Solution
 from lfom.training.checkpoints import Checkpoint
 from lfom.training.fitting import Fit
 
-CONTENTS = "X (problems, n, d) and y (problems, n), with ridge if there is one; or A (problems, d, d) and b (problems, d)"
+CONTENTS = (
+    "X (problems, n, d) and y (problems, n) or (problems, n, outputs), with ridge, weights (problems, n) and intercept (0 or 1) "
+    "if there are any; or A (problems, d, d) and b (problems, d) or (problems, d, right-hand sides). Groups of different "
+    "lengths follow one another in X (all rows, d), y and weights, and rows (problems,) says how many each has"
+)
+ROWS = ("X", "y", "weights")  # what has one entry per example
 
 UNPACKED, RATIO = 100 << 20, 100  # compressed arrays: so many bytes, or so many times those of the file
 
@@ -30,11 +35,29 @@ def read_problems(path: Path) -> LeastSquaresProblems | LinearSystems:
     again = f"with numpy.savez: {CONTENTS}."
     arrays = _as_floats(path, load_arrays(path, f"Write it {again}", f". Write it again {again}"))
     names = set(arrays)
-    if {"X", "y"} <= names and not names & {"A", "b"}:
-        return LeastSquaresProblems(arrays["X"], arrays["y"], arrays.get("ridge", 0.0))
-    if {"A", "b"} <= names and not names & {"X", "y", "ridge"}:
+    if {"X", "y"} <= names <= {*ROWS, "ridge", "intercept", "rows"}:
+        return _regressions(path, arrays)
+    if names == {"A", "b"}:
         return LinearSystems(arrays["A"], arrays["b"])
     raise InputError(f"{path} holds {', '.join(sorted(names)) or 'nothing'}: it must hold {CONTENTS}.")
+
+
+def _regressions(path: Path, arrays: dict[str, np.ndarray]) -> LeastSquaresProblems:
+    given: dict[str, Any] = dict(arrays)
+    lengths, intercept = given.pop("rows", None), given.pop("intercept", np.zeros(()))
+    if intercept.shape != () or intercept not in (0, 1):
+        raise InputError(f"intercept in {path} is {intercept}: pass 1 for one, 0 or nothing for none.")
+    if lengths is not None:
+        total = given["X"].shape[:1]
+        whole = lengths.ndim == 1 and (lengths % 1 == 0).all() and (lengths > 0).all()
+        if not whole or any((lengths.sum(),) != given[name].shape[:1] for name in ROWS if name in given):
+            raise InputError(
+                f"rows in {path} must be whole numbers above 0, one per problem, that add up to the rows of X, y and weights "
+                f"(X has {total[0] if total else 0})."
+            )
+        ends = np.cumsum(lengths).astype(int)[:-1]
+        given |= {name: np.split(given[name], ends) for name in ROWS if name in given}
+    return LeastSquaresProblems(**given, intercept=bool(intercept))
 
 
 def load_arrays(path: Path, missing: str, damaged: str) -> dict[str, np.ndarray]:
@@ -83,7 +106,7 @@ def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
 
 def _as_floats(path: Path, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     for name, array in arrays.items():
-        if array.dtype.kind in "iu":
+        if array.dtype.kind in "iub":
             arrays[name] = array.astype(np.float64)
         elif array.dtype not in (np.float32, np.float64):
             raise InputError(
@@ -93,9 +116,12 @@ def _as_floats(path: Path, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarra
 
 
 def write_solutions(path: Path, solution: Solution) -> None:
-    """w, status, steps and relative residuals, and what each status means: the text meaning[i] belongs to the
+    """w, status, steps and relative residuals, the intercept where there is one, and what each status means: the text meaning[i] belongs to the
     status meaning_of[i]."""
     meaning = solution.meaning
+    behind: dict[str, Any] = (
+        {} if solution.intercept is None else {"intercept": np.asarray(solution.intercept)}
+    )
     content = io.BytesIO()
     np.savez(
         content,
@@ -103,6 +129,7 @@ def write_solutions(path: Path, solution: Solution) -> None:
         status=np.asarray(solution.status, np.int64),
         steps=np.asarray(solution.steps, np.int64),
         residuals=np.asarray(solution.residuals),
+        **behind,
         meaning_of=np.array(list(meaning), np.int64),
         meaning=np.array(list(meaning.values())),
     )

@@ -16,7 +16,9 @@ from lfom.solving import statuses
 
 def solve_command(
     method: Annotated[Path, typer.Argument(help="A file of lfom learn, lfom train or lfom.save.")],
-    problems: Annotated[Path, typer.Argument(help="An .npz file with X and y (and ridge), or A and b.")],
+    problems: Annotated[
+        Path, typer.Argument(help="An .npz file with X and y, or A and b; see docs/examples.md.")
+    ],
     out: Annotated[
         Path, typer.Option(help="Where w, status, steps and residuals (relative to the start's) go.")
     ] = Path("solutions.npz"),
@@ -42,7 +44,7 @@ def solve_command(
         {"status": int(s), "problems": int(c), "meaning": solution.meaning[int(s)]}
         for s, c in zip(found, counts, strict=True)
     ]
-    failed = np.flatnonzero(statuses.failed(status))
+    failed = np.unique(np.nonzero(statuses.failed(status.reshape(len(batch), -1)))[0])
     failures = len(failed)
     if as_json:
         print_json(rows)

@@ -2,13 +2,14 @@
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from lfom.core.arrays import as_array
+from lfom.core.arrays import as_array, default_dtype
 
 
 class InputError(ValueError):
@@ -90,6 +91,50 @@ def real_array(
                 "finite. Remove or repair it before solving."
             )
     return array
+
+
+def as_brought(name: str, value: object, shape: tuple[int | None, ...] | None = None) -> Array:
+    """A floating-point array in the precision in which it was brought; numbers of Python take JAX's. Entries may be NaN:
+    solve gives such problems a status."""
+    keeps_precision(name, value)
+    return real_array(name, value, shape, finite=False)
+
+
+def keeps_precision(name: str, value: object) -> None:
+    """Refuse an array, or arrays in a list, that JAX would round without a word, or that has too few digits."""
+    for one in value if isinstance(value, list | tuple) else [value]:
+        dtype = getattr(one, "dtype", None)
+        if dtype is None or getattr(one, "ndim", 0) == 0 or not jnp.issubdtype(dtype, jnp.floating):
+            continue
+        if dtype == np.float64 and not jax.config.jax_enable_x64:  # type: ignore[attr-defined]
+            raise InputError(
+                f"{name} is float64, and JAX computes in float32 here. Convert it with {name}.astype(numpy.float32), or "
+                'enable float64 first with jax.config.update("jax_enable_x64", True).'
+            )
+        if dtype not in (np.float32, np.float64):
+            raise InputError(
+                f"{name} has dtype {dtype}: its digits are too few to solve anything with, and what is not float32 or "
+                f"float64 is not rounded without a word. Convert it with {name}.astype(numpy.float32)."
+            )
+
+
+def arrays_in(name: str, value: Iterable[object]) -> list[Any]:
+    """What a list holds, each as an array as it is; lists of numbers in it take JAX's precision."""
+    found = list(value)
+    keeps_precision(name, found)
+    return [one if hasattr(one, "dtype") else _readable(name, one).astype(default_dtype()) for one in found]
+
+
+def shape_of(size: object) -> tuple[Any, ...] | None:
+    """The shape that a whole number or several stand for; None for anything else."""
+    entries = tuple(size) if isinstance(size, tuple | list) else (size,)
+    return entries if entries and all(isinstance(entry, int | np.integer) for entry in entries) else None
+
+
+def are_groups(value: object) -> bool:
+    """Whether it is a list of arrays with two axes, or of lists in lists."""
+    listed = isinstance(value, list | tuple) and len(value) > 0
+    return listed and all(axes("X", one) == 2 for one in value)  # type: ignore[attr-defined]
 
 
 def positive(name: str, value: object, shape: tuple[int | None, ...] = ()) -> Array:

@@ -397,6 +397,13 @@ class Method(Algorithm):
     def truncated(self, depth: int) -> "Method":
         return dataclasses.replace(self, layers=depth)
 
+    def __repr__(self) -> str:
+        """In one line: what it is made of, or what it was learned from."""
+        facts, layers = self.learned, f"{self.layers} layers"
+        if facts is None:
+            return f"Method({type(self.reader).__name__}, {type(self.memory).__name__}, {layers})"
+        return f"Method({facts.structure.name}, {layers}, learned from {facts.kind} of shape {facts.shape})"
+
     def begin(self, scales: Float[Array, " depth"]) -> "Method":
         return self._with(self.reader.begin(scales), self.memory.begin())
 
@@ -471,6 +478,10 @@ class Mixture(Algorithm):
     @property
     def moves_covariates(self) -> bool:
         return any(head.moves_covariates for head in self.heads)
+
+    def __repr__(self) -> str:
+        heads = ", ".join(dict.fromkeys(map(repr, self.heads)))
+        return f"Mixture({len(self.heads)} heads, {self.gating} gates: {heads})"
 
     def ready(self) -> "Mixture":
         return self._with(tuple(head.ready() for head in self.heads))

@@ -522,10 +522,15 @@ class JointGram(Problem):
         return JointGram(self.context, asks_context=True)
 
 
-def gram_of(X: Float[Array, "n d"], y: Float[Array, " n"]) -> tuple[Array, Array]:
-    """X^T X / n and X^T y / n, in full precision on every device."""
+def gram_of(
+    X: Float[Array, "n d"], y: Float[Array, "n *k"], shares: Float[Array, " n"] | None = None
+) -> tuple[Array, Array]:
+    """X^T X / n and X^T y / n, in full precision on every device. shares: what every example counts instead of 1 / n."""
     n = X.shape[0]
-    return jnp.matmul(X.T, X, precision=HIGHEST) / n, jnp.matmul(X.T, y, precision=HIGHEST) / n
+    if shares is None:
+        return jnp.matmul(X.T, X, precision=HIGHEST) / n, jnp.matmul(X.T, y, precision=HIGHEST) / n
+    counted = (X * shares[:, None]).T
+    return jnp.matmul(counted, X, precision=HIGHEST), jnp.matmul(counted, y, precision=HIGHEST)
 
 
 class Examples(IterateProblem):
@@ -555,6 +560,44 @@ class Examples(IterateProblem):
 
     def as_quadratic(self) -> Quadratic:
         return Quadratic(*gram_of(self.X, self.y))
+
+
+READ = 3  # multiplications in the time of reading a matrix entry: products with one vector wait for memory (measured)
+
+
+def cheaper_by_rows(n: int, d: int, steps: int, sides: int = 1) -> bool:
+    """Whether `steps` products with X (n, d) and its transpose, for so many right-hand sides, cost less than forming
+    X^T X, n d^2 multiplications, and as many products with it."""
+    product = steps * max(READ, sides)
+    return 2 * n * d * product < n * d * d + d * d * product
+
+
+class ByRows(IterateProblem):
+    """w.Hw/2 - b.w with H = X^T diag(shares) X + ridge I, through products with X and its transpose: H is never formed."""
+
+    is_quadratic = True
+
+    X: Float[Array, "n d"]
+    shares: Float[Array, " n"] | Float[Array, ""]
+    ridge: Float[Array, ""]
+    moment: Float[Array, " d"]
+
+    def initial(self) -> tuple[Array, Array]:
+        return jnp.zeros_like(self.moment), -self.moment
+
+    def hessian_times(self, vector: Array) -> Array:
+        seen = pad_axes(self.shares, vector.ndim) * jnp.matmul(self.X, vector, precision=HIGHEST)
+        return jnp.tensordot(self.X, seen, (0, 0), precision=HIGHEST) + self.ridge * vector
+
+    def gradient(self, w: Array) -> Array:
+        return self.hessian_times(w) - self.moment
+
+    def unknowns(self) -> int:
+        return self.X.shape[1]
+
+    def diagonal(self) -> Array:
+        shares = jnp.broadcast_to(self.shares, self.X.shape[:1])
+        return jnp.matmul(shares, self.X**2, precision=HIGHEST) + self.ridge
 
 
 class Operator(IterateProblem):

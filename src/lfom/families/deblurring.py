@@ -14,8 +14,8 @@ from jax import Array
 from sklearn.datasets import load_sample_images
 
 from lfom.core.arrays import numpy_or_jax
-from lfom.families.family import PARTS, Family
-from lfom.solving.problems import LinearSystems
+from lfom.families.family import PARTS, Family, rounded
+from lfom.solving.linear_systems import LinearSystems
 
 SIDE = 64
 REACH = 7  # of the blur, in pixels
@@ -69,8 +69,8 @@ def _draw(part: str, problems: int, random: np.random.Generator) -> LinearSystem
     spectrum = spectrum_of(kernel)
     seen = blur(spectrum, images) + NOISE * random.standard_normal(images.shape)
     diagonal = blur(spectrum_of(kernel**2), np.ones_like(images)) + RIDGE
-    data = {"spectrum": spectrum, "seen": seen}
-    return LinearSystems(apply, blur(spectrum, seen), data=data, diagonal=diagonal)
+    data, b, diagonal = rounded(({"spectrum": spectrum, "seen": seen}, blur(spectrum, seen), diagonal))
+    return LinearSystems(apply, b, data=data, diagonal=diagonal)
 
 
 DEBLURRING = Family("deblurring", _draw, batch=32)  # 4,096 pixels

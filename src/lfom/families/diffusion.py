@@ -10,8 +10,8 @@ import numpy as np
 from jax import Array
 from scipy.ndimage import gaussian_filter
 
-from lfom.families.family import Family
-from lfom.solving.problems import LinearSystems
+from lfom.families.family import Family, rounded
+from lfom.solving.linear_systems import LinearSystems
 
 SIDE = 64
 SPREAD = 1.0  # standard deviation of log k
@@ -57,8 +57,8 @@ def systems(
     problems: int, random: np.random.Generator, spread: float = SPREAD, length: float = LENGTH
 ) -> LinearSystems:
     """Random materials and sources. spread: standard deviation of log k; length: of its correlation."""
-    data = conductances(np.exp(spread * smooth(random, problems, SIDE + 2, length)))
-    source = smooth(random, problems, SIDE, LENGTH / 2)
+    data = rounded(conductances(np.exp(spread * smooth(random, problems, SIDE + 2, length))))
+    source = rounded(smooth(random, problems, SIDE, LENGTH / 2))
     return LinearSystems(apply, source, data=data, diagonal=data["diagonal"])
 
 

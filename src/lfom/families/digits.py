@@ -11,8 +11,8 @@ import numpy as np
 from jax import Array
 from sklearn.datasets import load_digits
 
-from lfom.families.family import Family, split
-from lfom.solving.problems import ConvexLosses
+from lfom.families.family import Family, rounded, split
+from lfom.solving.convex_losses import ConvexLosses
 
 IMAGES = 200  # in a problem
 WEIGHTS = 65
@@ -41,7 +41,7 @@ def samples(part: str, problems: int, random: np.random.Generator) -> dict[str, 
 
 
 def _draw(part: str, problems: int, random: np.random.Generator) -> ConvexLosses:
-    return ConvexLosses(loss, samples(part, problems, random), size=WEIGHTS)
+    return ConvexLosses(loss, rounded(samples(part, problems, random)), size=WEIGHTS)
 
 
 DIGITS = Family("digits", _draw, batch=1_000)

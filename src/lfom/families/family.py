@@ -4,8 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import numpy as np
 
+from lfom.core.arrays import default_dtype
 from lfom.core.checks import count
 
 PARTS = ("learning", "held out")
@@ -30,6 +32,11 @@ class Family:
     def _drawn(self, part: int, problems: int, seed: int) -> Any:
         random = np.random.default_rng([count("seed", seed, minimum=0), part])
         return self.draw(PARTS[part], count("problems", problems), random)
+
+
+def rounded(arrays: Any) -> Any:
+    """Arrays of NumPy in the precision that JAX computes in now."""
+    return jax.tree.map(lambda array: array.astype(default_dtype()), arrays)
 
 
 def split(rows: int) -> dict[str, np.ndarray]:

@@ -11,8 +11,8 @@ from functools import cache
 import numpy as np
 from sklearn.datasets import load_breast_cancer
 
-from lfom.families.family import Family, split
-from lfom.solving.problems import LeastSquaresProblems
+from lfom.families.family import Family, rounded, split
+from lfom.solving.regressions import LeastSquaresProblems
 
 PATIENTS = 100  # in a group
 RIDGE = 0.01
@@ -39,7 +39,8 @@ def groups(
 
 
 def _draw(part: str, problems: int, random: np.random.Generator) -> LeastSquaresProblems:
-    return LeastSquaresProblems(*groups(part, problems, random), ridge=RIDGE)
+    X, y = rounded(groups(part, problems, random))
+    return LeastSquaresProblems(X, y, ridge=RIDGE)
 
 
 TABLE = Family("table", _draw, batch=1_000)  # 30 weights

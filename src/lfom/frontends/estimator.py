@@ -16,7 +16,7 @@ from lfom.core.methods import Method
 from lfom.core.preconditioners import Identity
 from lfom.core.readers import Jacobi
 from lfom.solving import statuses
-from lfom.solving.problems import LinearSystems
+from lfom.solving.linear_systems import LinearSystems
 from lfom.solving.records import Solution
 
 TOLERANCE = 1e-8  # of the method that is built in
@@ -29,7 +29,7 @@ class InContextRegressor(RegressorMixin, BaseEstimator):
     method: what `lfom.learn` returned for regressions with as many features, or any other method; None for
     conjugate gradients preconditioned by the diagonal, which fit any X and y. ridge: scikit-learn's
     Ridge(alpha) is ridge = alpha / n. steps, tolerance: as in `method.solve`; without a method, up to
-    ten steps per feature and 1e-8. fit_intercept: centre X and y first; learn from centred problems
+    ten steps per feature and 1e-8. X and y are converted to the method's precision, to float64 without one. fit_intercept: centre X and y first; learn from centred problems
     then.
 
     After fit: coef_, intercept_, n_iter_ (steps taken), residuals_ (one per step, relative to the first), status_ and

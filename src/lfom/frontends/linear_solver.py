@@ -89,7 +89,7 @@ class LearnedSolver(lx.AbstractLinearSolver[State]):
                 1, *shape
             )
         raw = solve_systems(program_of(self.method).ready(), problems, own, steps, tolerance, start)
-        value, status, taken, residuals = (part[0] for part in raw)
+        value, status, taken, residuals = (part[0] for part in raw[:4])
         stats = {"num_steps": taken, "max_steps": steps, "status": status, "residuals": residuals}
         return unravel(value.ravel()), _result(status), stats
 

@@ -62,11 +62,11 @@ def compiled(
         return solve(batch) if size == len(batch[0]) else in_pieces(solve, batch, size)
 
     if lies is None:
-        return here(shared, batch)
+        return batch[0].shown(here(shared, batch))
     split = jax.shard_map(
         here, mesh=lies.mesh, in_specs=(PartitionSpec(), lies.spec), out_specs=lies.spec, check_vma=False
     )
-    return split(shared, batch)
+    return batch[0].shown(split(shared, batch))
 
 
 def placement(leaves: list[Array]) -> NamedSharding | None:

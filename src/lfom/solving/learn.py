@@ -15,7 +15,7 @@ from lfom.solving.problems import Problems
 from lfom.solving.progress import Course, Lines, Told
 from lfom.solving.records import Accuracy, Record
 from lfom.solving.starts import RANK
-from lfom.solving.structures import Structure, chosen
+from lfom.solving.structures import DOORS, Structure, chosen, passing
 
 FEWEST = 10
 ENOUGH_TO_SPLIT = 50  # problems: with fewer, every one is held out once (cross-validation)
@@ -28,6 +28,7 @@ def learn(
     structure: str | Iterable[str] = "auto",
     seed: int = 0,
     *,
+    for_: str = "solve",
     worst_case: float | None = None,
     smoothness: float | None = None,
     iterations: int | None = None,
@@ -37,7 +38,7 @@ def learn(
 
     structure: "auto" tries all and keeps the one with the smallest error on held-out problems; or a
     name, or several: scalar, diagonal, preconditioned, conjugate, or one member such as
-    "conjugate:full". iterations: gradient steps on a preconditioner; by default 150, or 60 where each of them sees a
+    "conjugate:full". for_: what will run it; "optax" leaves out what `learned_transformation` cannot. iterations: gradient steps on a preconditioner; by default 150, or 60 where each of them sees a
     part of the problems, as on large grids.
 
     progress: told the part that is done, by an estimate, and in words what is going on. By default a line on stderr
@@ -50,7 +51,7 @@ def learn(
 
     >>> import lfom
     >>> rng = np.random.default_rng(0)
-    >>> X = rng.normal(size=(60, 20, 4)) * [1.0, 0.5, 0.2, 0.1]
+    >>> X = (rng.normal(size=(60, 20, 4)) * [1.0, 0.5, 0.2, 0.1]).astype(np.float32)
     >>> problems = lfom.LeastSquaresProblems(X, X.sum(axis=2))
     >>> method = lfom.learn(problems[:50], steps=3, structure="preconditioned:diagonal")
     >>> solution = method.solve(problems[50:])
@@ -60,11 +61,12 @@ def learn(
     steps = checks.count("steps", steps)
     iterations = None if iterations is None else checks.count("iterations", iterations, 0)
     count = _checked_count(problems)
+    checks.known("for_", for_, DOORS)
     with _shown(progress) as told:
         course = Course(told, ["solving", "trying", "refining", "finishing"])
         course.begin("solving", f"{count} problems to learn from")
         learner = _bounded(problems.learner(steps, seed), structure, worst_case, smoothness)
-        wanted = chosen(structure, learner.available())
+        wanted = chosen(structure, passing(for_, learner.available()))
         structures, warnings = _affordable(wanted, problems, steps, structure == "auto")
         return _learned(learner, structures, seed, iterations, warnings, course)
 

@@ -123,11 +123,11 @@ class QuadraticLearner(Learner):
     def __init__(self, problems: Any, steps: int, seed: int):
         each, b, diagonal = _looked_at(problems)
         super().__init__(problems, each, steps, seed)
-        _some_right_side(np.asarray(b))
+        _some_right_side(np.asarray(b).reshape(len(problems), -1, *problems.shape))
         self.knows_diagonal = diagonal is not None and bool((np.asarray(diagonal) > 0).all())
         self.w, high = solved(self.each)
         self.floor, self.rounding = _rounding(high, np.asarray(b), np.asarray(self.w))
-        self.all = self.sample(...)
+        self.all = self.sample(np.arange(len(problems)))
 
     def available(self) -> list[Structure]:
         return available(self.problems.shape, self.knows_diagonal, False)
@@ -136,7 +136,7 @@ class QuadraticLearner(Learner):
         return structure.first_matrix != "identity"
 
     def sample(self, members: Any) -> Sample:
-        problems, w = take((self.each, self.w), members)
+        problems, w = take((self.each, self.w), self.problems.rows(members))
         return Sample(problems, w, as_array(np.ones(len(w), w.dtype)))
 
     def begin(self, structure: Structure, fold: Fold) -> Reader:
@@ -152,7 +152,7 @@ class QuadraticLearner(Learner):
         reader, own = self.begin(structure, fold), structure.coefficients
         memory: Memory = Conjugate()
         learning = self.sample(fold.learning)
-        members = batches(fold.learning, self.at_once(structure), iterations, self.seed)
+        members = batches(self.problems.rows(fold.learning), self.at_once(structure), iterations, self.seed)
         if own.per_unknown:
             table = fitting.table_of(learning, reader, self.steps)
             method = fitting.refine_table(table, self.all, members, tick)
@@ -176,7 +176,7 @@ class QuadraticLearner(Learner):
 
     def measured(self, fit: Fitted, fold: Fold) -> Fitted:
         found = fitting.errors(Method(fit.reader, fit.memory, self.steps), self.all)
-        return replace(fit, errors=np.asarray(found, np.float64)[:, fold.held_out])
+        return replace(fit, errors=np.asarray(found, np.float64)[:, self.problems.rows(fold.held_out)])
 
     def judge(self, members: np.ndarray) -> Judge:
         return partial(_judged, fitting.table_loss, self.sample(members))
@@ -298,7 +298,8 @@ def _all_finite(problems: Any) -> None:
 
 
 def _some_right_side(b: np.ndarray) -> None:
-    empty = np.flatnonzero(~(b != 0).reshape(len(b), -1).any(axis=1))
+    """b: (problems, right-hand sides, *shape)."""
+    empty = np.flatnonzero(~(b != 0).any(axis=tuple(range(2, b.ndim))).all(axis=1))
     if len(empty):
         raise InputError(
             f"problem {empty[0]} has a right-hand side of zeros ({len(empty)} such problems): its solution is the "

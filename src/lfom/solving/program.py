@@ -101,9 +101,12 @@ def prepared(method: Algorithm) -> Prepared:
 
 
 class Raw(NamedTuple):
-    """value (problems, *shape), status, steps and residuals (problems, steps + 1), relative to the start's."""
+    """value (problems, *shape), status, steps and residuals (problems, steps + 1), relative to the start's. intercept: of
+    regressions that have one. With several right-hand sides these are the last axis of value and intercept, and the
+    second one of the others."""
 
-    value: Float[Array, "problems *shape"]
-    status: Int[Array, " problems"]
-    steps: Int[Array, " problems"]
-    residuals: Float[Array, "problems columns"]
+    value: Any
+    status: Int[Array, "*problems"]
+    steps: Int[Array, "*problems"]
+    residuals: Float[Array, "*problems columns"]
+    intercept: Float[Array, "*problems"] | None = None

@@ -2,8 +2,11 @@
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
+import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int
@@ -60,21 +63,34 @@ class Record:
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["value", "status", "steps", "residuals", "method"],
+    data_fields=["value", "status", "steps", "residuals", "intercept", "method"],
     meta_fields=["fallback"],
 )
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Solution:
     """value (problems, *shape); status (problems,) with `meaning`; steps taken by each; residuals
-    (problems, steps + 1), norms of b - A w or of the gradient, relative to the start's; method: what solved them.
-    Arrays stay on the device until someone reads them."""
+    (problems, steps + 1), norms of b - A w or of the gradient, relative to the start's; intercept: of regressions that
+    have one, else None; method: what solved them. Several outputs are the last axis of value and the second one of the others;
+    one problem that was brought without an axis of problems has none here. Arrays stay on the device until someone reads
+    them."""
 
-    value: Array
-    status: Int[Array, "*batch problems"]
-    steps: Int[Array, "*batch problems"]
-    residuals: Float[Array, "*batch problems columns"]
+    value: Any
+    status: Int[Array, "*problems"]
+    steps: Int[Array, "*problems"]
+    residuals: Float[Array, "*problems columns"]
+    intercept: Float[Array, "..."] | None
     method: Algorithm
     fallback: str = "conjugate gradients"
+
+    def __repr__(self) -> str:
+        shapes = jax.tree.map(jnp.shape, self.value)
+        if not all(is_concrete(part) and eqx.is_array(part) for part in (self.status, self.steps)):
+            return f"Solution(value of shape {shapes}, by {self.method!r})"
+        failed, steps = np.sum(self.failed), np.asarray(self.steps)
+        return (
+            f"Solution({steps.size:,} answers, {failed:,} failed, {steps.min()} to {steps.max()} steps, value of shape {shapes}, "
+            f"by {self.method!r})"
+        )
 
     @property
     def promise(self) -> str:
@@ -86,15 +102,16 @@ class Solution:
         return {s: text.replace("fallback", self.fallback) for s, text in statuses.MEANING.items()}
 
     @property
-    def path(self) -> list[str]:
-        """The path taken by each problem, in words."""
+    def path(self) -> Any:
+        """The path taken by each problem, in words, in lists shaped like `status`."""
         names = [path.replace("fallback", f"fallback: {self.fallback}") for path in statuses.PATHS]
         if not is_concrete(self.status):
             raise InputError(
                 "words need values: return the solution from the compiled function, and ask it there."
             )
-        return [names[s % 10] if s >= 0 else "failed" for s in np.asarray(self.status).tolist()]
+        status = np.asarray(self.status)
+        return np.array([*names, "failed"])[np.where(status >= 0, status % 10, len(names))].tolist()
 
     @property
-    def failed(self) -> Bool[Array, "*batch problems"]:
+    def failed(self) -> Bool[Array, "*problems"]:
         return statuses.failed(self.status)

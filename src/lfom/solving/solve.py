@@ -14,7 +14,7 @@ from lfom.core.checks import InputError
 from lfom.core.methods import Algorithm
 from lfom.solving.batches import solve_batch
 from lfom.solving.kinds import Kind
-from lfom.solving.problems import Problems, fitting
+from lfom.solving.problems import Problems
 from lfom.solving.program import Plan, Prepared, prepared
 from lfom.solving.records import Solution
 
@@ -29,7 +29,7 @@ def solve(
     ready = prepared(method)
     own, steps, limit, fallback = _planned(ready, method, problems, steps, tolerance)
     if start is not None:
-        start = fitting("start", start, (len(problems), *problems.shape), "the problems", problems)
+        start = problems.begun(start)
     return Solution(*solve_batch(ready, problems, own, steps, limit, start), method, fallback)
 
 
@@ -38,7 +38,7 @@ def _planned(ready: Prepared, method: Algorithm, problems: Any, steps: Any, tole
     if not isinstance(problems, Problems):  # a user's argument
         raise InputError(
             f"solve takes problems, not {type(problems).__name__}: build lfom.LeastSquaresProblems, "
-            "lfom.LinearSystems or lfom.ConvexLosses; one problem is a batch of one."
+            "lfom.LinearSystems or lfom.ConvexLosses."
         )
     kind, shape, dtype = problems.kind, problems.shape, problems.dtype
     plain = type(steps) in PLAIN and type(tolerance) in PLAIN  # what can be looked up; True is not 1

@@ -64,6 +64,11 @@ class Structure:
         return "diagonal" if self.coefficients.per_unknown else self.preconditioner
 
     @property
+    def from_gradients(self) -> bool:
+        """Whether gradients alone are enough to run it."""
+        return not self.coefficients.conjugate and not self.jacobi
+
+    @property
     def name(self) -> str:
         if not self.coefficients.matrices and not self.jacobi:
             return self.family
@@ -106,6 +111,17 @@ def available(shape: tuple[int, ...], jacobi: bool, losses: bool) -> list[Struct
         for kind in kinds:
             found += [Structure(family, kind, coordinates) for family in with_matrices]
     return [one for one in found if not (losses and one.coefficients.conjugate)]
+
+
+DOORS: dict[str, Callable[[Structure], bool]] = {
+    "solve": lambda one: True,
+    "optax": lambda one: one.from_gradients,
+}
+
+
+def passing(door: str, everything: list[Structure]) -> list[Structure]:
+    """Those that a door can run."""
+    return [one for one in everything if DOORS[door](one)]
 
 
 def chosen(wanted: str | Iterable[str], everything: list[Structure]) -> list[Structure]:
