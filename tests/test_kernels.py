@@ -48,6 +48,7 @@ from lfom.core.readers import (
 )
 from lfom.core.states import NoSuchView
 from lfom.limits.posterior import semidefinite_solve
+from lfom.training import evaluation
 from lfom.training.fitting import default_optimiser
 from tests.helpers import linear_memories, make_batch, relative
 
@@ -359,3 +360,22 @@ def test_conjugate_bank_steps_nowhere_once_it_is_done() -> None:
     assert np.abs(found[-1] - batch.target).max() < 1e-2
     assert np.isfinite(np.asarray(found)).all()
     np.testing.assert_array_equal(run(model, zero).predictions, 0)
+
+
+def test_methods_of_all_kernels_share_their_programs() -> None:
+    """Scored together, each on the matrices of its own kernel, and as if it were run alone."""
+    key, data = jax.random.key(0), GaussianProcess(2, 4, ExponentialKernel())
+    kernels = {name: KERNELS[name] for name in ("exponential", "arc-cosine")}
+    methods: dict[str, Any] = {
+        name: memformer(2, 2, reader=kernel, key=key, memory="register") for name, kernel in kernels.items()
+    }
+    entries = evaluation._entries(methods, 2)
+    assert len({entry.structure for entry in entries}) == 1
+    assert [entry.view[1] for entry in entries] == list(kernels.values())
+    together = evaluate(methods, data, prompts=50, key=key)
+    prompts = data.prompts(
+        jax.random.fold_in(jax.random.fold_in(key, 0), 0), 50
+    )  # those that are drawn there
+    for name, score in together.items():
+        answers = run(methods[name], prompts).predictions[-1]
+        np.testing.assert_allclose(score.last[0], (answers - prompts.target) ** 2, rtol=2e-3, atol=1e-5)

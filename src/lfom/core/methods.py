@@ -110,6 +110,10 @@ class Algorithm(eqx.Module):
         all. For arrays whose values are known."""
         return self
 
+    def without_kernel(self) -> "Algorithm":
+        """The same for problems that hold the matrices of its kernel, so that kernels share what is compiled."""
+        return self
+
     @property
     def on_eigenvectors(self) -> "Algorithm | None":
         """What it is on a problem of one unknown, an eigenvalue of M H, where its answers are polynomials in
@@ -346,6 +350,9 @@ class Method(Algorithm):
     def canonical(self, d: int) -> "Method":
         reader = self.reader.canonical(self.layers, d)
         return self._with(reader, self.memory.canonical(self.layers, not self.moves_covariates))
+
+    def without_kernel(self) -> "Method":
+        return dataclasses.replace(self, reader=self.reader.without_kernel())
 
     @property
     def on_eigenvectors(self) -> "Method | None":

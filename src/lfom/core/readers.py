@@ -122,6 +122,10 @@ class Reader(eqx.Module):
         then share what is compiled for one."""
         return self
 
+    def without_kernel(self) -> "Reader":
+        """The same for problems that hold the matrices of its kernel: it reads them, whatever the kernel was."""
+        return self
+
     def look(self, problem: Any) -> Any:
         """What it needs of a problem and every layer would otherwise compute again."""
         return None
@@ -293,14 +297,17 @@ class KernelAttention(Reader):
     gradient descent on functions f = sum_i alpha_i k(x_i, .), whose values at the covariates the labels hold."""
 
     A: Preconditioner = part("A", sets_scale=True)  # a_l I
-    weights: Kernel = eqx.field(static=True)  # type: ignore[misc]
+    weights: Kernel | None = eqx.field(static=True)  # type: ignore[misc]  # None: problems hold its matrices
 
     def __check_init__(self) -> None:
         only_numbers(self.A, self)
 
     @property
-    def kernel(self) -> Kernel:
+    def kernel(self) -> Kernel | None:
         return self.weights
+
+    def without_kernel(self) -> "KernelAttention":
+        return KernelAttention(self.A, None)
 
     @property
     def one_matrix(self) -> bool:
@@ -312,6 +319,7 @@ class KernelAttention(Reader):
 
     def on_tokens(self, Z: Array, problem: Any) -> Array:
         X, labels = Z[:-1].T, Z[-1, :-1]
+        assert self.weights is not None
         read = self.weights.between(X[:-1], X)
         scale = self.A.matrix(1)[0, 0] / labels.shape[0]
         return jnp.zeros_like(Z).at[-1].set(-scale * (labels @ read))

@@ -21,7 +21,7 @@ def optima(bench: Workbench, memory: str, spectrum: tuple[float, ...]) -> dict[i
         bench.stream("gdpp", memory),
         preconditioner=np.linalg.inv(data.covariance),
         memory=memory,
-        prompts=5 * bench.preset.prompts,
+        prompts=25 * bench.preset.prompts,
     )
 
 

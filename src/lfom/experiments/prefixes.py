@@ -23,6 +23,7 @@ from lfom.training.tuning import tune
 
 D, N, DEPTH = 20, 40, 4
 RUNS, PROMPTS = {"quick": 2, "full": 5}, {"quick": 4_000, "full": 50_000}  # prompts of each run
+SHIFTED = {"quick": 2_000, "full": 50_000}  # the same of a shift
 AT, OVER = "40 examples", "1 to 40"
 ZERO = 1e-6  # of the error of predicting 0: the labels are rounded to float32
 LISTED = (1, 2, 5, 10, 19, 20, 30, 40)
@@ -77,7 +78,8 @@ class Prefixes(Experiment):
             name: memformer(D, DEPTH, preconditioner="scalar", key=bench.key, **options)
             for name, options in MODELS.items()
         }
-        data = {AT: PerRun([base] * runs), OVER: PerRun([AnyLength(base, (1, N))] * runs)}
+        shortest = {AT: N, OVER: 1}  # both are numbers of one class of prompts: models share their programs
+        data = {training: PerRun([AnyLength(base, (k, N))] * runs) for training, k in shortest.items()}
         jobs = {
             (name, training): (models[name], training, data[training], (DEPTH,), f"{self.name} {name}")
             for training, names in TRAINED.items()
@@ -88,7 +90,8 @@ class Prefixes(Experiment):
         methods: dict[Pair, Any] = {pair: bench.trained(*job).per_run() for pair, job in jobs.items()}
         methods["GD, tuned", "none"] = descent(bench)
         methods["CGD", "none"] = conjugate_gradient(DEPTH)
-        found = _scores(bench, methods, [base] * runs, range(1, N + 1), "plain")
+        prompts = PROMPTS[bench.preset.name]
+        found = _scores(bench, methods, [base] * runs, range(1, N + 1), "plain", prompts)
         rows = [row for pair, score in found.items() for row in rows_of(pair, score, _measures(pair))]
         shifted = {
             "orthants": OneOrthant(base),
@@ -99,7 +102,8 @@ class Prefixes(Experiment):
         on: dict[str, Scores] = {}
         for shift, source in shifted.items():
             last = source.outline().X.shape[0]
-            on[shift] = _scores(bench, few, [source] * runs, range(1, last + 1), shift)
+            prompts = SHIFTED[bench.preset.name]
+            on[shift] = _scores(bench, few, [source] * runs, range(1, last + 1), shift, prompts)
             on[shift].pop(("ridge", "none"))
             rows += flatten(rows_of(pair, score, [shift]) for pair, score in on[shift].items())
         return Outcome(rows, claims_of(found, on))
@@ -115,10 +119,11 @@ def _scores(
     sources: list[Distribution],
     contexts: range,
     label: str,
+    prompts: int,
 ) -> Scores:
     """Ridge and the Bayes predictor beside the methods."""
     bench.say(f"scoring prefixes ({label})")
-    key, prompts = bench.stream("score", "prefixes", label), PROMPTS[bench.preset.name]
+    key = bench.stream("score", "prefixes", label)
     pairs = {f"{curve} {training}": (curve, training) for curve, training in methods}
     named = {name: methods[pair] for name, pair in pairs.items()}
     found = evaluate(named, sources, contexts=contexts, prompts=prompts, key=key)

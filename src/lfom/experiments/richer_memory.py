@@ -31,6 +31,7 @@ BATCH = {"quick": 128, "full": 512}
 STEPS = {"quick": {1: 800, 2: 1_500}, "full": {1: 6_000, 2: 10_000, 3: 15_000}}
 SLOWER = {("exp", "quick"): {1: 800, 2: 2_500}}  # whose steps differ: exp learns slowly at first
 GAMMA_STEPS = {"quick": 400, "full": 10_000}
+PROMPTS = {"quick": 50_000, "full": 1_000_000}  # of the scores; on tokens they are dear
 
 
 class RicherMemory(Experiment):
@@ -61,7 +62,7 @@ class RicherMemory(Experiment):
         methods["exact optimum", "none"] = {
             d: PerRun([exact.truncated(d) for exact in self._exact(bench, d)]) for d in depths
         }
-        found = by_depth(methods, depths, lambda named: bench.scores(named, data, self.name))
+        found = by_depth(methods, depths, lambda named: bench.scores(named, data, self.name, PROMPTS[preset]))
         optimum, claims = found["exact optimum", "none"], Claims("3.2")
         full = {g: found[f"Gamma {NAMES[g]}", "converged"] for g in PER_TOKEN}
         claims.test(

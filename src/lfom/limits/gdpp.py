@@ -78,7 +78,7 @@ def gdpp_optima(
     *,
     preconditioner: Any = None,
     memory: str = "none",
-    prompts: int = 1_000_000,
+    prompts: int = 5_000_000,
     chunk: int = 20_000,
 ) -> dict[int, FittedOptimum]:
     """The best of GD++ for several depths, from the same prompts: see lfom.sampled_optimum."""
@@ -88,7 +88,7 @@ def gdpp_optima(
     chunk = min(checks.count("chunk", chunk), max(checks.count("prompts", prompts) // 2, 1))
     keys = jax.random.split(key, (2, max(prompts // (2 * chunk), 1)))
     draw = jit_draws(lambda one: distribution.quadratics(one, chunk))
-    train, judge = (sampled_spectra(map(draw, half), M) for half in keys)
+    train, judge = (sampled_spectra(map(draw, half), M, keys.shape[1] * chunk) for half in keys)
     fitted = fitted_depths([template(memory, depth) for depth in range(1, max(depths) + 1)], train, judge)
     return {depth: _scored(fitted[depth - 1], judge, M, keys.shape[1] * chunk) for depth in depths}
 

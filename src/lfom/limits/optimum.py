@@ -22,12 +22,15 @@ from numpy.polynomial import Polynomial
 from lfom.core import checks
 from lfom.core.arrays import as_array, default_dtype, matvec
 from lfom.core.checks import InputError
+from lfom.core.compiler import jit_draws
 from lfom.core.kernels import Kernel, as_kernel
 from lfom.core.methods import OneStep
 from lfom.core.problems import Quadratic
 from lfom.limits.gdpp import FittedOptimum, gdpp_optima
 from lfom.limits.krylov import moments
 from lfom.prompts.distributions import Distribution
+
+PILOT = 1_000  # prompts that tell how large eigenvalues are
 
 
 class Optimum(eqx.Module):
@@ -97,6 +100,9 @@ class Horner(OneStep):
     @property
     def kernel(self) -> Kernel | None:
         return self.weights
+
+    def without_kernel(self) -> "Horner":
+        return Horner(self.coefficients, self.preconditioner)
 
     def answer(self, quadratic: Quadratic) -> Array:
         return polynomial_answer(self.coefficients, self.preconditioner, quadratic)
@@ -205,7 +211,7 @@ def sampled_optimum(
     kernel: of attention with this kernel, on functions; the preconditioner is the identity then.
     covariates: of GD++ with A_l = a_l preconditioner and B_l = b_l I, instead of what leaves covariates as they
     are; memory: "none", or a bank of "scalar" or "pair" numbers, which makes a difference there only.
-    prompts: a million by default. chunk: how many are drawn at once.
+    prompts: a million by default, five of GD++, whose loss rare ones dominate. chunk: how many are drawn at once.
     """
     options: dict[str, Any] = {"preconditioner": preconditioner}
     options |= {} if prompts is None else {"prompts": prompts}
@@ -239,25 +245,23 @@ def sampled_optima(
     depths = [checks.count("depth", depth) for depth in depths]
     prompts = checks.count("prompts", prompts)
     chunk = min(checks.count("chunk", chunk), max(prompts // 40, 1))  # 20 scores make a standard error
-    precondition = _precondition(preconditioner)
     first, key = jax.random.split(key)
 
-    def draw(key: PRNGKeyArray, count: int) -> Any:
-        return distribution.problems(key, count, "iterates" if kernel is None else "kernel", kernel)
-
-    pilot = draw(first, 1_000)
     # By NumPy: two threads that call JAX's own on batches at once wait for each other (jaxlib 0.10.1).
-    products = np.moveaxis(np.asarray(jax.vmap(precondition, 1, 1)(pilot.gram)), -1, 0)
+    drawn = _drawn(distribution, first, max(chunk, PILOT), kernel)  # in most cases the program of the others
+    pilot = np.moveaxis(np.asarray(drawn.gram)[..., :PILOT], -1, 0)
+    products = pilot if preconditioner is None else np.asarray(preconditioner) @ pilot
     scale = float(np.linalg.eigvals(products).real.max()) * 1.2
 
-    @eqx.filter_jit
-    def system(key: PRNGKeyArray) -> tuple[Array, Array, Array]:
-        return moments(draw(key, chunk), preconditioner, max(depths), as_array(scale))
+    def system(key: PRNGKeyArray) -> list[np.ndarray]:
+        found = moments(
+            _drawn(distribution, key, chunk, kernel), preconditioner, max(depths), as_array(scale)
+        )
+        return [np.asarray(a, np.float64) for a in found]
 
     chunks = max(prompts // (2 * chunk), 2)
-    keys = jax.random.split(key, 2 * chunks)
-    parts = [jax.tree.map(lambda x: np.asarray(x, np.float64), system(k)) for k in keys]
-    fitted = [sum(part[i] for part in parts[:chunks]) / chunks for i in range(3)]
+    parts = [system(k) for k in jax.random.split(key, 2 * chunks)]
+    fitted = [np.sum([part[i] for part in parts[:chunks]], axis=0) / chunks for i in range(3)]
     found = {}
     for depth in depths:
         theta = np.linalg.solve(fitted[0][:depth, :depth], fitted[1][:depth])
@@ -270,6 +274,12 @@ def sampled_optima(
             polynomial, float(np.mean(scores)), stderr, chunks * chunk, preconditioner, kernel
         )
     return found
+
+
+@jit_draws
+def _drawn(distribution: Distribution, key: PRNGKeyArray, count: int, kernel: Kernel | None) -> Any:
+    """Drawing is a program of its own: all kernels share that of their moments."""
+    return distribution.problems(key, count, "iterates" if kernel is None else "kernel", kernel)
 
 
 def _precondition(matrix: Array | None) -> Callable[[Array], Array]:

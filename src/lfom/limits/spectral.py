@@ -41,9 +41,10 @@ VALLEYS = (
 )
 LATE = 3  # layers that these are for
 TAIL, EVERY = 0.03, 12  # the share of prompts that are all taken, and of which others one is
+MANY, FAR_TAIL, SELDOM = 1_000_000, 0.01, 48  # the same of so many prompts, that rare ones are many, too
 GUESSES, LONGER = (0.3, 0.45, 0.6, 0.8, 1.1), (1.0, 1.5)  # of b, and factors on the last step
-STEPS = (150, 40, 30)  # on few prompts, on some of them, on all
-REFITS = (10, 10)  # on some and on all, where numbers are known from other prompts
+STEPS = (150, 100, 45)  # on few prompts, on some of them, on all
+REFITS = (20, 15)  # on some and on all, where numbers are known from other prompts
 
 
 @dataclass(frozen=True)
@@ -85,16 +86,17 @@ def _decomposed(gram: Any, moment: Any, probe: Any, target: Any, M: Any) -> Spec
     return Spectra(np.maximum(t, 0), seen, target)
 
 
-def sampled_spectra(chunks: Iterable[Quadratic], M: Any) -> Spectra:
+def sampled_spectra(chunks: Iterable[Quadratic], M: Any, prompts: int = 0) -> Spectra:
     """Prompts for a mean that rare ones dominate: of each chunk all those with very large or very small
-    eigenvalues, and every so many of the others, with weights that make up for it."""
+    eigenvalues, and every so many of the others, with weights that make up for it. prompts: how many are drawn in all."""
+    tail, every = (FAR_TAIL, SELDOM) if prompts >= MANY else (TAIL, EVERY)
     parts, edges, drawn = [], None, 0
     for q in chunks:
         extremes = _extremes(np.asarray(q.gram, np.float64), np.asarray(M, np.float64))
-        edges = np.quantile(extremes, 1 - TAIL, axis=1)[:, None] if edges is None else edges
+        edges = np.quantile(extremes, 1 - tail, axis=1)[:, None] if edges is None else edges
         rare = (extremes > edges).any(axis=0)
-        chosen = rare | (np.arange(rare.size) % EVERY == 0)
-        root = np.sqrt(np.where(rare, 1.0, EVERY)[chosen])
+        chosen = rare | (np.arange(rare.size) % every == 0)
+        root = np.sqrt(np.where(rare, 1.0, every)[chosen])
         gram, moment, target = (np.asarray(a)[..., chosen] for a in (q.gram, q.moment, q.target))
         probe = np.asarray(q.probe)
         found = _decomposed(gram, moment, probe if probe.ndim == 2 else probe[..., chosen], target, M)

@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from typing import ClassVar
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Int, PRNGKeyArray
 
 from lfom.core import checks
+from lfom.core.arrays import as_array
 from lfom.core.checks import InputError
 from lfom.core.kernels import Kernel
 from lfom.core.problems import JointGram, Problem, Quadratic
@@ -49,7 +50,7 @@ class AnyLength(Distribution):
     """
 
     base: Distribution
-    lengths: tuple[int, int] = eqx.field(static=True)
+    lengths: Int[Array, "2"]  # numbers, not a part of the program: one is compiled for all
 
     def __init__(self, base: Distribution, lengths: Sequence[int]):
         self.base = base
@@ -65,7 +66,7 @@ class AnyLength(Distribution):
             )
         if not (drawn.has_prefixes and drawn.is_quadratic):
             raise InputError(f"{type(base).__name__} is no least squares of one length: pass a base that is.")
-        self.lengths = (shortest, longest)
+        self.lengths = as_array(np.asarray([shortest, longest], np.int32))
 
     @property
     def dimension(self) -> int:

@@ -86,6 +86,12 @@ class LinkPrompt(Prompt):
         )
 
 
+@eqx.filter_jit
+def problem_of(prompt: Prompt, view: str, kernel: Kernel | None = None) -> Problem:
+    """`prompt.problem` as one compiled program, for prompts that were handed over."""
+    return prompt.problem(view, kernel)
+
+
 def prompt_from_arrays(
     X: Any, y: Any, query: Any, target: Any, weights: Any = None, *, link: Link | None = None
 ) -> Prompt:

@@ -17,7 +17,7 @@ from lfom.core.parameters import check_layers, leaves, replaced
 from lfom.core.problems import IterateProblem, JointGram, KernelMatrix, Problem
 from lfom.core.states import VIEWS, NoSuchView, common
 from lfom.core.unroll import unroll
-from lfom.prompts.prompt import Prompt, checked
+from lfom.prompts.prompt import Prompt, checked, problem_of
 
 
 class Trajectory(eqx.Module):
@@ -109,9 +109,9 @@ def _on_joint(algorithm: Algorithm, prompt: Prompt) -> Trajectory:
 def _on_kernel(algorithm: Algorithm, prompt: Prompt) -> Trajectory:
     if algorithm.kernel is None:
         raise NoSuchView("the view 'kernel' is that of attention with one kernel, and this method has none.")
-    problem = KernelMatrix.of(prompt, algorithm.kernel)
+    problem: Any = problem_of(prompt, "kernel", algorithm.kernel)
     check_semidefinite(algorithm.kernel, problem.gram * problem.unknowns())
-    return _on_kernel_matrix(algorithm, problem)
+    return _on_kernel_matrix(algorithm.without_kernel(), problem)
 
 
 @eqx.filter_jit

@@ -10,13 +10,12 @@ from jax import Array
 from jaxtyping import Float
 
 from lfom.core.arrays import as_array
+from lfom.core.compiler import jit_draws
 from lfom.core.problems import Problem
 from lfom.core.threads import in_threads
 from lfom.core.unroll import last_answer, last_residual
 from lfom.core.vectors import Parameters
 from lfom.training.state import Setting
-
-Draw = Callable[[Any, Array, Array], Problem]  # (source, key, number of the chunk) -> prompts
 
 
 def jacobian(
@@ -69,59 +68,47 @@ def normal_equations(
     )
 
 
-def make_passes(parameters: Parameters, draw: Draw) -> tuple[Callable, Callable]:
-    """The two compiled programs of a fit, over the chunks first .. last-1 of every run.
+@jit_draws
+def _chunk(source: Any, keys: Array, chunk: Array) -> Problem:
+    """Prompts of every run, on a leading axis. A program of its own: all models share it."""
+    return jax.lax.map(lambda own: source.draw(*own, chunk), (source.arrays, keys))
 
-    accumulate(vectors (runs, depths, all), actives (depths, L), sources, keys, first, last):
-    the normal equations. score(candidates (runs, depths, c, all), ...): for each candidate the
-    sums of its loss, of its difference to the first candidate, and of that squared.
+
+def make_passes(parameters: Parameters) -> tuple[Callable, Callable]:
+    """The two compiled programs of a fit, over one chunk of prompts (runs, ...).
+
+    accumulate(vectors (runs, depths, all), actives (depths, L), prompts): the normal equations.
+    score(candidates (runs, depths, c, all), ...): for each candidate the sums of its loss, of its
+    difference to the first candidate, and of that squared.
     """
 
-    def over_chunks(one_model: Callable, shapes: Any, actives: Array, first: Array, last: Array) -> Callable:
-        """Sum one_model(vector, active, prompts) over chunks, for all depths of one run."""
+    def of_all(one_model: Callable, vectors: Array, actives: Array, prompts: Problem) -> Any:
+        """one_model(vector, active, prompts) for every run and depth."""
 
         def one_run(args: Any) -> Any:
-            vectors, source, key = args
+            own, drawn = args
+            return jax.lax.map(lambda va: one_model(*va, drawn), (own, actives))
 
-            def chunk_sum(chunk: Array) -> Any:
-                prompts = draw(source, key, chunk)
-                return jax.lax.map(lambda va: one_model(va[0], va[1], prompts), (vectors, actives))
-
-            zero = tuple(jnp.zeros((len(actives), *shape), vectors.dtype) for shape in shapes)
-            return jax.lax.fori_loop(
-                first, last, lambda chunk, total: jax.tree.map(jnp.add, total, chunk_sum(chunk)), zero
-            )
-
-        return one_run
+        return jax.lax.map(one_run, (vectors, prompts))
 
     @jax.jit
-    def accumulate(
-        vectors: Array, actives: Array, sources: Any, keys: Array, first: Array, last: Array
-    ) -> Any:
-        p = parameters.size
+    def accumulate(vectors: Array, actives: Array, prompts: Problem) -> Any:
+        def one_model(vector: Array, active: Array, drawn: Problem) -> Any:
+            return normal_equations(parameters, vector, drawn, active)
 
-        def one_model(vector: Array, active: Array, prompts: Problem) -> Any:
-            return normal_equations(parameters, vector, prompts, active)
-
-        return jax.lax.map(
-            over_chunks(one_model, ((p, p), (p,), ()), actives, first, last), (vectors, sources, keys)
-        )
+        return of_all(one_model, vectors, actives, prompts)
 
     @jax.jit
-    def score(candidates: Array, actives: Array, sources: Any, keys: Array, first: Array, last: Array) -> Any:
-        c = candidates.shape[2]
-
-        def one_model(vectors: Array, active: Array, prompts: Problem) -> Any:
+    def score(candidates: Array, actives: Array, prompts: Problem) -> Any:
+        def one_model(vectors: Array, active: Array, drawn: Problem) -> Any:
             def losses(vector: Array) -> Array:
-                return jnp.sum(last_residual(parameters.build(vector), prompts, active) ** 2, axis=0)
+                return jnp.sum(last_residual(parameters.build(vector), drawn, active) ** 2, axis=0)
 
             values = jax.lax.map(losses, vectors)
             gain = values[:1] - values
             return jnp.sum(values, axis=-1), jnp.sum(gain, axis=-1), jnp.sum(gain**2, axis=-1)
 
-        return jax.lax.map(
-            over_chunks(one_model, ((c,),) * 3, actives, first, last), (candidates, sources, keys)
-        )
+        return of_all(one_model, candidates, actives, prompts)
 
     return accumulate, score
 
@@ -133,21 +120,21 @@ class Direct:
 
     def __init__(self, parameters: Parameters, setting: Setting):
         self._parameters, self._setting = parameters, setting
-        self._accumulate, self._score = make_passes(parameters, setting.source.draw)
+        self._accumulate, self._score = make_passes(parameters)
         self.shares = np.ones(len(setting.depths))
 
     def prepare(self, vectors: np.ndarray, keys: Array, tried: int) -> None:
-        """Compile both programs side by side, by running them over no prompts."""
-        nothing: Any = (keys, np.int32(0), np.int32(0))
+        """Compile both programs side by side, by running them over one chunk."""
         several = np.repeat(vectors[..., None, :], 1 + tried, axis=-2)
+        prompts = self._drawn(keys, 0)
         jobs = [(self._accumulate, vectors), (self._score, several)]
-        list(in_threads(lambda job: self._run(*job, *nothing), jobs))
+        list(in_threads(lambda job: self._over(job[0], job[1], prompts), jobs))
 
     def coordinates(self, vectors: np.ndarray) -> np.ndarray:
         return vectors[..., self._parameters.index]
 
-    def equations(self, vectors: np.ndarray, keys: Array, *span: Any) -> tuple[Array, ...]:
-        return self._run(self._accumulate, vectors, keys, *span[:2])[:2]
+    def equations(self, vectors: np.ndarray, keys: Array, *span: Any) -> tuple[np.ndarray, ...]:
+        return self._total(self._accumulate, vectors, keys, *span[:2])[:2]
 
     def candidates(
         self, vectors: np.ndarray, normal: np.ndarray, slope: np.ndarray, damping: tuple[float, ...]
@@ -156,12 +143,24 @@ class Direct:
         found[..., self._parameters.index] += damped_steps(normal, slope, damping)
         return found
 
-    def score(self, candidates: np.ndarray, keys: Array, *span: Any) -> tuple[Array, ...]:
-        return self._run(self._score, candidates, keys, *span[:2])
+    def score(self, candidates: np.ndarray, keys: Array, *span: Any) -> tuple[np.ndarray, ...]:
+        return self._total(self._score, candidates, keys, *span[:2])
 
-    def _run(self, program: Callable, vectors: np.ndarray, *rest: Any) -> tuple[Array, ...]:
-        source = self._setting.source
-        return program(as_array(vectors, float), self._setting.actives, source.arrays, *rest)
+    def _drawn(self, keys: Array, chunk: int) -> Problem:
+        return _chunk(self._setting.source, keys, as_array(np.int32(chunk)))
+
+    def _over(self, program: Callable, vectors: np.ndarray, prompts: Problem) -> list[np.ndarray]:
+        found = program(as_array(vectors, float), self._setting.actives, prompts)
+        return [np.asarray(a, np.float64) for a in found]
+
+    def _total(
+        self, program: Callable, vectors: np.ndarray, keys: Array, first: Any, last: Any
+    ) -> tuple[np.ndarray, ...]:
+        """The sums over the chunks first .. last-1."""
+        parts = [
+            self._over(program, vectors, self._drawn(keys, chunk)) for chunk in range(int(first), int(last))
+        ]
+        return tuple(sum(own[1:], own[0]) for own in zip(*parts, strict=True))
 
 
 def damped_steps(normal: np.ndarray, slope: np.ndarray, damping: tuple[float, ...]) -> np.ndarray:

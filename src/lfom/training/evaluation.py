@@ -126,6 +126,10 @@ def _entries(methods: Mapping[str, Any], d: int, views: tuple[str, ...] = VIEWS)
         for name, method in methods.items()
     }
     each = {name: [one.canonical(d) for one in own] for name, own in each.items()}
+    read = {name: _view(name, own[0], views) for name, own in each.items()}
+    for name, (_, kernel) in read.items():
+        if kernel is not None:
+            each[name] = [one.without_kernel() for one in each[name]]
     layers = {name: own[0].depth for name, own in each.items()}
     families: dict[Any, list[str]] = {}
     for name, own in each.items():
@@ -139,7 +143,7 @@ def _entries(methods: Mapping[str, Any], d: int, views: tuple[str, ...] = VIEWS)
             arrays = [[leaf for leaf in jax.tree.leaves(one) if eqx.is_array(leaf)] for one in filled]
             active = (np.arange(filled[0].depth) < layers[name]).astype(np.float32)
             structure = _structure(filled[0])
-            found.append(_Entry(name, _view(name, filled[0], views), structure, arrays, active, layers[name]))
+            found.append(_Entry(name, read[name], structure, arrays, active, layers[name]))
     return sorted(found, key=lambda entry: list(methods).index(entry.name))
 
 

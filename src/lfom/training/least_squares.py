@@ -134,7 +134,7 @@ class Passes(Protocol):
     def coordinates(self, vectors: np.ndarray) -> np.ndarray:
         """Where models stand, (runs, depths, p)."""
 
-    def equations(self, vectors: np.ndarray, keys: Array, *span: Any) -> tuple[Array, ...]:
+    def equations(self, vectors: np.ndarray, keys: Array, *span: Any) -> tuple[Any, ...]:
         """J^T J and J^T r in these coordinates over a span."""
 
     def candidates(
@@ -142,7 +142,7 @@ class Passes(Protocol):
     ) -> np.ndarray:
         """Models to try (runs, depths, 1 + dampings, all): the present one first."""
 
-    def score(self, candidates: np.ndarray, keys: Array, *span: Any) -> tuple[Array, ...]:
+    def score(self, candidates: np.ndarray, keys: Array, *span: Any) -> tuple[Any, ...]:
         """For each candidate the sums of its loss, of its gain over the first, and of that squared."""
 
 

@@ -16,7 +16,7 @@ from lfom.core.link_problems import LinkExamples, LinkTokens
 from lfom.core.problems import JointGram, KernelMatrix, Problem, Quadratic, Tokens
 from lfom.core.runs import PerRun, by_run, stack, take
 from lfom.prompts.distributions import Distribution
-from lfom.prompts.prompt import Prompt
+from lfom.prompts.prompt import Prompt, problem_of
 
 
 class Fresh(eqx.Module):
@@ -163,7 +163,7 @@ def sources(
         return Fresh(take(data, None) if runs is None else runs.stacked, chunk, view, kernel)
     items = [data] if runs is None else runs.each()
     if view == "tokens":
-        return FixedTokens(stack([_one_batch(item, view).problem(view) for item in items]), chunk)
+        return FixedTokens(stack([problem_of(_one_batch(item, view), view) for item in items]), chunk)
     return _fixed([_prompts_last(item, view, kernel) for item in items], chunk, hold_out)
 
 
@@ -184,7 +184,7 @@ LAST = {
 
 def _prompts_last(item: Any, view: str, kernel: Kernel | None) -> Any:
     if isinstance(item, Prompt):
-        return _one_batch(item, view).problem(view, kernel)
+        return problem_of(_one_batch(item, view), view, kernel)
     if isinstance(item, LAST[view]) and item.target is not None and item.target.ndim == 2:
         return item
     raise InputError(

@@ -21,7 +21,9 @@ from lfom.core.vectors import from_vector, parameters, vector_of
 from lfom.limits.spectral import NumberFit, Spectra, fitted_depths, refitted, sampled_spectra
 from lfom.training.state import Phase, Setting, State
 
-PROMPTS = 600_000  # that are drawn for the numbers; a part of those that say little is used
+# Prompts that are drawn for the numbers; of those that say little a part is used. At four layers a few prompts of a million
+# make most of the loss: fitted to 600,000, numbers are up to .4 above the optimum.
+PROMPTS = 2_400_000
 CHUNK = 20_000  # of them at a time
 LAYERS = (
     1  # of the model that finds M: with more its loss says less about M (errors of .3 %, with three 1.5 %)
@@ -121,7 +123,8 @@ def _drawn(setting: Setting, state: State, run: int, M: np.ndarray, which: tuple
     source = replace(setting.source, chunk=CHUNK)
     key = setting.keys(state.phase, 1 + which[0])[run]
     numbers = range(max(which[1] // CHUNK, 1))
-    return sampled_spectra((_draw(source, jnp.asarray(run), key, jnp.asarray(i)) for i in numbers), M)
+    chunks = (_draw(source, jnp.asarray(run), key, jnp.asarray(i)) for i in numbers)
+    return sampled_spectra(chunks, M, len(numbers) * CHUNK)
 
 
 def _vector(template: Any, found: Method, M: np.ndarray) -> np.ndarray:
