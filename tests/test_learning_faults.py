@@ -96,6 +96,40 @@ def check_isolation(method: Any, A: Any, b: Any, before: lfom.Solution, options:
         assert (np.asarray(after.value)[[17, 40]] == 0).all()
 
 
+@pytest.mark.parametrize("name", ["scalar", "conjugate:jacobi+diagonal"])
+def test_no_tolerance_is_met_by_rounding_alone(name: str) -> None:
+    """Starts so near the solution that what they leave is mostly rounding: a tolerance relative to that is met, by the
+    residual in float64, or not claimed to be."""
+    fresh: Any = systems(count=400, seed=5, dtype=np.float32)
+    A, b = (np.asarray(x, np.float64) for x in (fresh.A, fresh.b))
+    best = np.linalg.solve(A, b[..., None])[..., 0]
+    rng = np.random.default_rng(0)
+    w_0 = best * (1 + 10 ** rng.uniform(-9, -4, (400, 1)) * rng.normal(size=best.shape))
+    w_0 = w_0.astype(np.float32)
+
+    def left(w: Any) -> np.ndarray:
+        return np.linalg.norm(b - np.einsum("pij,pj->pi", A, np.asarray(w, np.float64)), axis=1)
+
+    for tolerance in (0.5, 0.01):
+        found = learned(name).astype(np.float32).solve(fresh, tolerance=tolerance, start=w_0)
+        met = np.asarray(found.status) // 10 == 1
+        assert met.any()
+        assert (left(found.value)[met] <= tolerance * left(w_0)[met]).all()
+
+
+@pytest.mark.parametrize("name", ["scalar", "conjugate:jacobi+diagonal"])
+def test_products_that_are_lost_make_no_matrix_singular(name: str) -> None:
+    """A positive definite matrix of the smallest numbers there are is not called indefinite or singular."""
+    fresh: Any = systems(count=20, seed=5)
+    for size in (1e-37, 1e-30, 1e-26, 1e26, 1e30):
+        A = (np.asarray(fresh.A) * size).astype(np.float32)
+        problems = lfom.LinearSystems(A, np.asarray(fresh.b, np.float32))
+        for options in ({"steps": 8}, {"tolerance": 1e-2}):
+            found = learned(name).astype(np.float32).solve(problems, **options)
+            assert (np.asarray(found.status) != statuses.NOT_DEFINITE).all()
+            assert np.isfinite(found.value).all()
+
+
 def test_scaled_problems_are_solved_as_well_as_the_family() -> None:
     fresh: Any = systems(count=20, seed=3)
     for name in ("scalar", "preconditioned:full"):
