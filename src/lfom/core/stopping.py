@@ -94,11 +94,7 @@ def until(
         going = (now.taken < limit) & ~now.stuck & jnp.isfinite(now.size)
         if threshold is None:
             return going
-        hidden = (
-            0
-            if norms is None
-            else jnp.minimum(slack(jnp.maximum(norms, now.stretch), now.state), threshold / 2)
-        )
+        hidden = 0 if norms is None else jnp.minimum(slack(norms, now.state), threshold / 2)
         return going & ~(now.size <= threshold - hidden)
 
     def start(problem: Any, state: Any, own: Any) -> Any:

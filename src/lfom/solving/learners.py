@@ -20,6 +20,7 @@ from lfom.core.methods import Learned, Method
 from lfom.core.preconditioners import Identity
 from lfom.core.readers import Gradient, Reader
 from lfom.core.runs import take
+from lfom.core.stopping import ROUNDED
 from lfom.solving import fitting, loss_fitting
 from lfom.solving.certificate import Certificate, certify
 from lfom.solving.descent import Tick, batches, silent
@@ -126,7 +127,7 @@ class QuadraticLearner(Learner):
         _some_right_side(np.asarray(b).reshape(len(problems), -1, *problems.shape))
         self.knows_diagonal = diagonal is not None and bool((np.asarray(diagonal) > 0).all())
         self.w, high = solved(self.each)
-        self.floor, self.rounding = _rounding(high, np.asarray(b), np.asarray(self.w))
+        self.floor, self.rounding = _rounding(high, np.asarray(b), np.asarray(self.w), problems.kind.matrix)
         self.all = self.sample(np.arange(len(problems)))
 
     def available(self) -> list[Structure]:
@@ -307,17 +308,20 @@ def _some_right_side(b: np.ndarray) -> None:
         )
 
 
-def _rounding(high: float, b: np.ndarray, w: np.ndarray) -> tuple[float, float]:
+def _rounding(high: float, b: np.ndarray, w: np.ndarray, matrices: bool) -> tuple[float, float]:
     """The relative residual and the relative error in the energy norm that rounding leaves.
 
     Each entry of A w is rounded off by about eps |A| |w_i|, with signs at random, so that |A w| is by
     eps |A| |w| / sqrt(unknowns) times a small number (4; in the diffusion family conjugate gradients reach
     half of it). |A| |w| / |b| is as large as the condition number where w is soft. Solutions themselves are
     rounded by eps |w|, which is at most eps sqrt(|A|) |w| in the energy norm. The median problem decides:
-    statuses say where a harder one did not get there. high: the largest eigenvalue."""
+    statuses say where a harder one did not get there. high: the largest eigenvalue. matrices: whether their sizes are known."""
     eps = float(np.finfo(w.dtype).eps)
     b, w = (x.reshape(len(x), -1).astype(np.float64) for x in (b, w))
     lengths, sides = np.linalg.norm(w, axis=1), np.linalg.norm(b, axis=1)
     residual = float(np.median(high * lengths / sides)) / w.shape[1] ** 0.5
     error = float(np.median(lengths * (high / np.abs((b * w).sum(axis=1))) ** 0.5))
-    return 4 * eps * max(residual, 1.0), 4 * eps * max(error, 1.0)
+    floor = 4 * max(residual, 1.0)
+    if matrices:  # of which `solve` claims only what rounding cannot hide, see Doubt
+        floor = max(floor, 3 * ROUNDED * max(residual * w.shape[1] ** 0.5, 1.0))
+    return floor * eps, 4 * eps * max(error, 1.0)

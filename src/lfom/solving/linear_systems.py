@@ -21,6 +21,7 @@ from lfom.solving.kinds import Kind
 from lfom.solving.learners import Learner
 from lfom.solving.problems import Quadratics, data_array, fitting, with_moment
 from lfom.solving.program import Program, Raw
+from lfom.solving.systems import smallest_told
 
 PIECE = 250_000  # bytes of matrices that are looked at together
 
@@ -159,10 +160,13 @@ def _rounding(d: int, dtype: Any) -> float:
 
 def surely_indefinite(A: Float[Array, "d d"]) -> Bool[Array, ""]:
     """Whether entries alone show that A is not positive semidefinite, rounding r aside: then
-    |A_ij| <= sqrt((A_ii + r) (A_jj + r)) and A_ii >= -r would hold. One pass over A."""
-    diagonal = jnp.diagonal(A) + _rounding(len(A), A.dtype) * jnp.max(jnp.abs(A))
+    |A_ij| <= sqrt((A_ii + r) (A_jj + r)) and A_ii >= -r would hold. One pass over A. Nothing is shown by numbers so small that
+    their products are lost."""
+    largest = jnp.max(jnp.abs(A))
+    diagonal = jnp.diagonal(A) + _rounding(len(A), A.dtype) * largest
     root = jnp.sqrt(jnp.maximum(diagonal, 0))
-    return (diagonal < 0).any() | (jnp.abs(A) > root[:, None] * root).any()
+    shown = (diagonal < 0).any() | (jnp.abs(A) > root[:, None] * root).any()
+    return shown & (largest > smallest_told(A.dtype))
 
 
 def _check_symmetric(A: Array) -> None:

@@ -124,6 +124,13 @@ def strict(tolerance: Array | np.ndarray) -> Array:
     return jnp.maximum(tolerance - 4 * jnp.finfo(tolerance.dtype).eps, tolerance / 2) * (1 - 2**-6)
 
 
+def smallest_told(dtype: Any) -> float:
+    """The size of A below which products with it lose digits, so that they do not tell whether it is definite; nor do they
+    above its inverse."""
+    limits = jnp.finfo(dtype)
+    return float(limits.smallest_normal) / float(limits.eps) ** 2
+
+
 class Doubt(NamedTuple):
     """By how much b - A w may be off: by rounding, and by what is lost below the smallest normal number."""
 
@@ -168,7 +175,7 @@ def solve_systems(
     threshold = None if tolerance is None else strict(tolerance) * first.size
     factor, path, finite = jax.vmap(partial(_into_range, program, own))(problems)
     finite &= jnp.isfinite(first.size)
-    norms = jax.vmap(_norm_of)(problems)
+    norms = row_sums(problems)
     now = own_steps(program.method, problems, first, own, threshold, factor, norms) if own else first
     good = jax.vmap(no_worse)(problems, now.state)
     path = jnp.where(good, path, statuses.FALLBACK)
@@ -178,7 +185,7 @@ def solve_systems(
     known = written or (reads_back() and threshold is None and not own and steps <= FEW)
     fallback = path == statuses.FALLBACK
     end = _conjugate(program.tail, problems, fallback, now, limit, threshold, steps if known else None, norms)
-    end = end._replace(stretch=jnp.maximum(end.stretch, norms))
+    end = end if norms is None else end._replace(stretch=norms)
     # Residuals are updated, and w is rounded once more; the status is judged by the true one where that may matter.
     v = centred.held(end.state.w)
     if start is None and tolerance is None:
@@ -189,7 +196,7 @@ def solve_systems(
     plain = Checked(end._replace(stretch=nothing), Doubt(nothing, nothing), nothing)
     found = jax.lax.cond(
         reads_back() or start is not None or tolerance is not None or matters.any(),
-        lambda: choose(matters, _checked(given, centred, end, v, first.size), plain),
+        lambda: choose(matters, _checked(given, centred, end, v, first.size, norms is not None), plain),
         lambda: plain,
     )
     judge = partial(_judged, None if tolerance is None else jnp.asarray(tolerance))
@@ -273,7 +280,7 @@ def _conjugate(
     limit: Int[Array, " problems"],
     threshold: Float[Array, " problems"] | None,
     rounds: int | None,
-    norms: Float[Array, " problems"],
+    norms: Float[Array, " problems"] | None,
 ) -> Standing:
     """Conjugate gradients from where each problem stands, up to its limit. The fallback trusts nothing
     that was learned: its preconditioner is the problem's own diagonal, or none."""
@@ -291,26 +298,34 @@ def _conjugate(
     return until(tail, problems, now, limit, threshold, own, bind, rounds, norms)
 
 
-def _norm_of(problem: IterateProblem) -> Float[Array, ""]:
-    """The norm of |A|: its largest row sum where it is a matrix; 0 for operators, of which the largest |Ad| / |d| met tells."""
-    b = problem.initial()[1]
-    c = problem.dominating(jnp.ones_like(b))
-    return jnp.zeros((), b.dtype) if c is None else jax.lax.stop_gradient(jnp.max(c))
+def row_sums(problems: IterateProblem) -> Float[Array, " problems"] | None:
+    """The largest row sum of |A|, which bounds its norm, where A is a matrix; None for operators."""
+
+    def one(problem: Any) -> Array | None:
+        c = problem.dominating(jnp.ones_like(problem.initial()[1]))
+        return None if c is None else jax.lax.stop_gradient(jnp.max(c))
+
+    return jax.vmap(one)(problems)
 
 
-def _checked(given: IterateProblem, centred: Centred, end: Standing, v: Array, begun: Array) -> Checked:
-    """At v, with the true residual. begun: the start's."""
+def _checked(
+    given: IterateProblem, centred: Centred, end: Standing, v: Array, begun: Array, known: bool
+) -> Checked:
+    """At v, with the true residual. begun: the start's. known: whether the norm of A is, not only what steps told of it."""
 
     def one(
         problem: Any, at: Array, start: Array | None, end: Standing, v: Array, scale: Array, begun: Array
     ) -> Checked:
         gradient = problem.gradient(at) / scale
         size = end.stretch
+        unit = (
+            size if known else size / v.size**0.5
+        )  # of operators the largest |Ad| / |d| met, with signs at random
         now = Iterate(Track(v), gradient)
         left = norm(jax.lax.stop_gradient(gradient))
         at, start = jax.lax.stop_gradient((at, start))
-        before = 2 * jnp.finfo(v.dtype).eps * begun if start is None else Doubt.of(size, start, scale).total()
-        return Checked(end._replace(state=now, size=left, stretch=size), Doubt.of(size, at, scale), before)
+        before = 2 * jnp.finfo(v.dtype).eps * begun if start is None else Doubt.of(unit, start, scale).total()
+        return Checked(end._replace(state=now, size=left, stretch=size), Doubt.of(unit, at, scale), before)
 
     if centred.start is None:
         problems, at, scale = centred.problems, v, jnp.ones_like(centred.scale)
@@ -336,13 +351,13 @@ def _judged(
     status = path
     if tolerance is not None:
         sure = end.size + doubt.total() <= tolerance * (start - before)
-        met = jnp.where(moved, sure, met | (tolerance >= 1))
+        met = jnp.where(moved, sure, (met & (before == 0)) | (tolerance >= 1))
         status = path + jnp.where(met, statuses.MET, statuses.NOT_MET)
     good = finite & no_worse(problem, end.state, size, far, doubt.lost) & (moved | met)
     # Once a problem is solved to rounding, rounding alone makes a direction flat: no failure. Where A is so small or large
     # that its products are lost, a flat direction says nothing.
     singular = end.stuck & ~(end.size <= limits.eps**0.5 * start)
-    least = limits.smallest_normal / limits.eps**2
+    least = smallest_told(w.dtype)
     told = (size == 0) | ((size > least) & (size < 1 / least))
     good &= ~singular | told
     status = jnp.where(good, status, statuses.NO_PROGRESS)
