@@ -12,7 +12,6 @@ from lfom.solving.bounded import Bounded
 from lfom.solving.learners import Fitted, Fold, Learner
 from lfom.solving.problems import Problems
 from lfom.solving.records import Accuracy, Record
-from lfom.solving.starts import RANK
 from lfom.solving.structures import DOORS, Structure, chosen, passing
 
 FEWEST = 10
@@ -37,7 +36,7 @@ def learn(
 
     structure: "auto" tries all and keeps the one with the smallest error on held-out problems; or a
     name, or several: scalar, diagonal, preconditioned, conjugate, or one member such as
-    "conjugate:full". for_: what will run it; "optax" leaves out what `learned_transformation` cannot. iterations: gradient steps on a preconditioner. watch: told what is going on.
+    "conjugate:full", or "conjugate:low-rank(50)" for a chosen rank. for_: what will run it; "optax" leaves out what `learned_transformation` cannot. iterations: gradient steps on a preconditioner. watch: told what is going on.
 
     worst_case: a bound that the method keeps on every smooth convex function, f(w) - f* <= worst_case L |w_0 - w*|^2,
     confirmed by `lfom.worst_case`; then it has numbers alone ("scalar"). smoothness: L; by default the largest
@@ -71,7 +70,7 @@ def learn(
         return _score(fits, learner.rounding)
 
     def rank(one: Structure) -> tuple[float, int]:
-        return score(tried[one]), one.parameters(problems.shape, steps, RANK)
+        return score(tried[one]), one.parameters(problems.shape, steps)
 
     for one in sorted(tried, key=rank)[:REFINED] if iterations else []:
         if learner.refinable(one):
@@ -152,7 +151,7 @@ def _affordable(
 ) -> tuple[list[Structure], list[str]]:
     """Every problem gives as many equations as it has unknowns; a structure wants four per parameter."""
     size = int(np.prod(problems.shape))
-    needed = {one: -(-4 * one.parameters(problems.shape, steps, RANK) // size) for one in structures}
+    needed = {one: -(-4 * one.parameters(problems.shape, steps) // size) for one in structures}
     poor = [one for one in structures if not one.coefficients.free and needed[one] > len(problems)]
     if not poor:
         return structures, []

@@ -12,13 +12,23 @@ from jax import Array
 from jaxtyping import Float
 
 from lfom.core.arrays import HIGHEST, as_array, filled, pad_axes
-from lfom.core.preconditioners import Definite, Diagonal, Factored, Identity, LowRank, Transformed, along_axes
+from lfom.core.checks import InputError
+from lfom.core.preconditioners import (
+    Definite,
+    Deflated,
+    Diagonal,
+    Factored,
+    Identity,
+    LowRank,
+    Transformed,
+    along_axes,
+)
 from lfom.core.problems import IterateProblem
 from lfom.core.readers import Reader
 from lfom.solving.spectra import matrices
+from lfom.solving.structures import ranked
 
 PROBES = 16  # random vectors per problem, where a diagonal has to be estimated
-RANK = 8
 SMALL = 256  # unknowns: up to here the mean operator is formed for every kind
 
 
@@ -50,7 +60,8 @@ class Start(eqx.Module):
 
 def start(kind: str, problems: IterateProblem, w: Array, reader: Reader, key: Array) -> Definite:
     """A matrix of this kind. w: the solutions. reader: of the plain gradient, in the coordinates asked for."""
-    return STARTS[kind](_setting(problems, w, reader, key))
+    kind, rank = ranked(kind)
+    return STARTS[kind](_setting(problems, w, reader, key), rank)
 
 
 @eqx.filter_jit
@@ -59,25 +70,35 @@ def _setting(problems: IterateProblem, w: Array, reader: Reader, key: Array) -> 
     return Start(problems, b, w, jnp.ones_like(w) if seen is None else seen, key)
 
 
-def _full(at: Start) -> Definite:
+def _full(at: Start, rank: int) -> Definite:
     values, vectors = _softest(at)
     base = as_array(vectors / np.sqrt(values), at.w.dtype)
     return Factored(base, filled(base, 0.0))
 
 
-def _low_rank(at: Start) -> Definite:
-    """One scale for most directions, more for the softest ones."""
-    if at.w[0].size > SMALL:
-        return _from_solutions(at, _estimated_diagonal(at))
+def _low_rank(at: Start, rank: int) -> Definite:
+    """One scale for most directions, and more for the softest ones or less for the stiffest: whatever leaves the smaller
+    condition number of the mean operator."""
+    size = at.w[0].size
+    if rank >= size:
+        raise InputError(
+            f"rank is {rank}, and there are {size} unknowns: pass a smaller one, or structure full."
+        )
+    if size > SMALL and not at.problems.has_gram():
+        return _from_solutions(at, _estimated_diagonal(at), rank)
     values, vectors = _softest(at)
-    rank = min(RANK, len(values) // 2)
-    rest = 1 / np.exp(np.mean(np.log(values[rank:])))
-    V = vectors[:, :rank] * np.sqrt(np.maximum(1 / (values[:rank] * rest) - 1, 1e-3))
-    logs = np.full(at.shape, np.log(rest))
-    return LowRank(as_array(logs, at.w.dtype), as_array(V.reshape(*at.shape, rank), at.w.dtype))
+    rank = min(rank, size // 2)
+    soft, stiff = slice(0, rank), slice(size - rank, size)
+    deflates = values[-rank - 1] / values[0] < values[-1] / values[rank]
+    few, rest = (stiff, values[:-rank]) if deflates else (soft, values[rank:])
+    scale = np.exp(np.mean(np.log(rest)))
+    excess = values[few] / scale if deflates else scale / values[few]
+    V = vectors[:, few] * np.sqrt(np.maximum(excess - 1, 1e-3))
+    logs = as_array(np.full(at.shape, -np.log(scale)), at.w.dtype)
+    return (Deflated if deflates else LowRank)(logs, as_array(V.reshape(*at.shape, rank), at.w.dtype))
 
 
-def _diagonal(at: Start) -> Definite:
+def _diagonal(at: Start, rank: int) -> Definite:
     if at.w[0].size > SMALL:
         return Diagonal(-jnp.log(_estimated_diagonal(at)))
     return Diagonal(as_array(-np.log(np.diag(_mean(at))).reshape(at.shape), at.w.dtype))
@@ -110,9 +131,9 @@ def _estimated_diagonal(at: Start) -> Array:
     return jnp.maximum(found, 1e-3 * jnp.mean(found))
 
 
-def _transformed(transform: str) -> Callable[[Start], Definite]:
+def _transformed(transform: str) -> Callable[[Start, int], Definite]:
     @eqx.filter_jit
-    def start(at: Start) -> Definite:
+    def start(at: Start, rank: int) -> Definite:
         """Mode by mode, the number m with the smallest sum of (m b - w*)^2, problems of unit energy."""
 
         def modes_of(vector: Array) -> Array:
@@ -134,16 +155,16 @@ def _transformed(transform: str) -> Callable[[Start], Definite]:
 
 
 @eqx.filter_jit
-def _from_solutions(at: Start, diagonal: Array) -> Definite:
+def _from_solutions(at: Start, diagonal: Array, rank: int) -> Definite:
     """Directions in which the solutions lie, for operators too large for matrices."""
     rows = (jnp.sqrt(diagonal) * at.w / at.scale * at.unit_energy()).reshape(len(at.w), -1)
     _, _, vectors = jnp.linalg.svd(rows, full_matrices=False)
-    V = vectors[: min(RANK, len(vectors))].T.reshape(*at.shape, -1)
+    V = vectors[: min(rank, len(vectors))].T.reshape(*at.shape, -1)
     return LowRank(-jnp.log(diagonal), V)
 
 
-STARTS: dict[str, Callable[[Any], Definite]] = {
-    "identity": lambda at: Identity(),
+STARTS: dict[str, Callable[[Any, int], Definite]] = {
+    "identity": lambda at, rank: Identity(),
     "diagonal": _diagonal,
     "low-rank": _low_rank,
     "sine": _transformed("sine"),
