@@ -352,7 +352,7 @@ def test_what_is_learned_for_optax_is_what_optax_can_run() -> None:
         lfom.learn(regressions(count=12), 2, "conjugate:full", for_="optax")
 
 
-def stiff(count: int, seed: int) -> lfom.LinearSystems:
+def stiff(count: int, seed: int) -> Any:
     """Ten stiff directions that all share, at sizes of their own, and forty of eigenvalue 1."""
     rng, Q = np.random.default_rng(seed), np.linalg.qr(np.random.default_rng(99).normal(size=(50, 50)))[0]
     values = np.ones((count, 50))
@@ -366,7 +366,7 @@ def test_a_matrix_of_chosen_rank_takes_a_few_stiff_directions_away(tmp_path: Any
     """Ten of them: with rank 10 what is left is nearly the identity, with rank 3 it is not."""
     errors = {}
     for rank in (3, 10):
-        method = lfom.learn(stiff(12, 0), 3, f"conjugate:low-rank({rank})", iterations=0)
+        method: Any = lfom.learn(stiff(12, 0), 3, f"conjugate:low-rank({rank})", iterations=0)
         assert method.structure.name == f"conjugate:low-rank({rank})"
         assert method.reader.A.V.shape == (50, rank)
         fresh = stiff(4, 1)

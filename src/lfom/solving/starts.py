@@ -26,7 +26,7 @@ from lfom.core.preconditioners import (
 from lfom.core.problems import IterateProblem
 from lfom.core.readers import Reader
 from lfom.solving.spectra import matrices
-from lfom.solving.structures import ranked
+from lfom.solving.structures import RANK, ranked
 
 PROBES = 16  # random vectors per problem, where a diagonal has to be estimated
 SMALL = 256  # unknowns: up to here the mean operator is formed for every kind
@@ -80,7 +80,7 @@ def _low_rank(at: Start, rank: int) -> Definite:
     """One scale for most directions, and more for the softest ones or less for the stiffest: whatever leaves the smaller
     condition number of the mean operator."""
     size = at.w[0].size
-    if rank >= size:
+    if rank >= max(size, RANK + 1):
         raise InputError(
             f"rank is {rank}, and there are {size} unknowns: pass a smaller one, or structure full."
         )
