@@ -352,6 +352,42 @@ def test_what_is_learned_for_optax_is_what_optax_can_run() -> None:
         lfom.learn(regressions(count=12), 2, "conjugate:full", for_="optax")
 
 
+def stiff(count: int, seed: int) -> Any:
+    """Ten stiff directions that all share, at sizes of their own, and forty of eigenvalue 1."""
+    rng, Q = np.random.default_rng(seed), np.linalg.qr(np.random.default_rng(99).normal(size=(50, 50)))[0]
+    values = np.ones((count, 50))
+    values[:, :10] = np.geomspace(10, 1e4, 10) * rng.uniform(0.8, 1.25, (count, 10))
+    A = np.einsum("ij,pj,kj->pik", Q, values, Q)
+    return lfom.LinearSystems((A + A.swapaxes(1, 2)) / 2, rng.normal(size=(count, 50)) @ Q.T)
+
+
+@pytest.mark.usefixtures("x64")
+def test_a_matrix_of_chosen_rank_takes_a_few_stiff_directions_away(tmp_path: Any) -> None:
+    """Ten of them: with rank 10 what is left is nearly the identity, with rank 3 it is not."""
+    errors = {}
+    for rank in (3, 10):
+        method: Any = lfom.learn(stiff(12, 0), 3, f"conjugate:low-rank({rank})", iterations=0)
+        assert method.structure.name == f"conjugate:low-rank({rank})"
+        assert method.reader.A.V.shape == (50, rank)
+        fresh = stiff(4, 1)
+        method.save(tmp_path / f"{rank}.safetensors")
+        found = lfom.load(tmp_path / f"{rank}.safetensors").solve(fresh)
+        best = jnp.asarray(np.linalg.solve(fresh.A, np.asarray(fresh.b)[..., None])[..., 0])
+        errors[rank] = float(np.median(fresh.errors(found.value, best)))
+        M = np.array(method.to_json()["preconditioner"]["matrix"])
+        np.testing.assert_allclose(M, method.reader.A.matrix(50), rtol=1e-10, atol=1e-12)
+    assert errors[10] < 2e-3
+    assert errors[3] > 0.05
+    with pytest.raises(InputError, match="rank is 50, and there are 50 unknowns"):
+        lfom.learn(stiff(12, 0), 3, "conjugate:low-rank(50)")
+    for name, words in (
+        ("conjugate:low-rank(0)", "rank is 0"),
+        ("conjugate:full(3)", "unknown preconditioner"),
+    ):
+        with pytest.raises(InputError, match=words):
+            lfom.learn(stiff(12, 0), 3, name)
+
+
 # In a line
 
 

@@ -66,7 +66,7 @@ def test_certified_is_what_the_steps_that_run_contract() -> None:
     assert certificate.reach[0] < 3 < certificate.reach[-1]
     largest = np.linspace(1.1, 3.8, 200)
     A = np.stack([np.diag([0.3, 0.5, top]) for top in largest])
-    problems = lfom.LinearSystems(A, np.random.default_rng(1).normal(size=(200, 3)))
+    problems = lfom.LinearSystems(A, np.random.default_rng(1).normal(size=(200, 3)), check=True)
     for steps in (1, 2, 4):
         found = method.solve(problems, steps=steps)
         certified = found.status == statuses.CERTIFIED

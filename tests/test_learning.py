@@ -244,7 +244,7 @@ def test_the_promise_holds_on_every_problem() -> None:
     assert (relative_errors(problems, solution.value)[kept] <= np.abs(p).max(1)[kept] + 1e-10).all()
 
 
-@pytest.mark.parametrize("kind", ["diagonal", "low-rank", "sine", "cosine", "full"])
+@pytest.mark.parametrize("kind", ["diagonal", "low-rank", "deflated", "sine", "cosine", "full"])
 def test_preconditioners_are_symmetric_positive_definite_and_bounded(kind: str) -> None:
     rng = np.random.default_rng(3)
     shape, d = (3, 4), 12
@@ -252,6 +252,7 @@ def test_preconditioners_are_symmetric_positive_definite_and_bounded(kind: str) 
     M: pre.Definite = {
         "diagonal": pre.Diagonal(logs),
         "low-rank": pre.LowRank(logs, jnp.asarray(rng.normal(size=(*shape, 2)))),
+        "deflated": pre.Deflated(logs, jnp.asarray(rng.normal(size=(*shape, 2)))),
         "sine": pre.Transformed(logs, "sine"),
         "cosine": pre.Transformed(logs, "cosine"),
         "full": pre.Factored(

@@ -11,6 +11,7 @@ import abc
 from typing import Any, ClassVar
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -289,6 +290,13 @@ class Diagonal(Definite):
         return {"diagonal": jnp.exp(self.logs)}
 
 
+def outer_times(V: Float[Array, "*d rank"], vector: Array) -> Array:
+    """V V^T times a vector."""
+    axes = tuple(range(V.ndim - 1))
+    inner = jnp.tensordot(V, vector, (axes, axes), precision=HIGHEST)
+    return jnp.tensordot(V, inner, 1, precision=HIGHEST)
+
+
 class LowRank(Definite):
     """M = S (I + V V^T) S with S = diag(exp(logs / 2)); V (*shape, rank)."""
 
@@ -299,22 +307,67 @@ class LowRank(Definite):
     def transposed_times(self, vector: Array) -> Array:
         root = pad_axes(jnp.exp(self.logs / 2), vector.ndim)
         scaled = root * vector
-        return root * (scaled + self._outer(self.V, scaled))
-
-    def _outer(self, V: Array, vector: Array) -> Array:
-        axes = tuple(range(V.ndim - 1))
-        inner = jnp.tensordot(V, vector, (axes, axes), precision=HIGHEST)
-        return jnp.tensordot(V, inner, 1, precision=HIGHEST)
+        return root * (scaled + outer_times(self.V, scaled))
 
     def diagonal(self, like: Array) -> Array:
         return jnp.exp(self.logs) * (1 + jnp.sum(self.V**2, axis=-1))
 
     def bound(self, c: Array) -> Array:
         root = jnp.exp(self.logs / 2)
-        return jnp.max(root * (root * c + self._outer(jnp.abs(self.V), root * c)))
+        return jnp.max(root * (root * c + outer_times(jnp.abs(self.V), root * c)))
 
     def plain(self) -> dict[str, Any]:
         return {"diagonal": jnp.exp(self.logs), "V": self.V}
+
+
+class Deflated(Definite):
+    """M = S (I + V V^T)^-1 S with S = diag(exp(logs / 2)); V (*shape, rank): shorter steps along a few stiff directions."""
+
+    kind = "full"
+    logs: Float[Array, "*d"] = parameter(axes="*d")
+    V: Float[Array, "*d rank"] = parameter(axes="*V")
+
+    def ready(self) -> "Reduced":
+        """(I + V V^T)^-1 = I - V (I + V^T V)^-1 V^T = I - Q Q^T."""
+        flat = self.V.reshape(-1, self.V.shape[-1])
+        core = jnp.matmul(flat.T, flat, precision=HIGHEST)
+        root = jnp.linalg.cholesky(jnp.eye(len(core), dtype=core.dtype) + core)
+        Q = jax.scipy.linalg.solve_triangular(root, flat.T, lower=True).T
+        return Reduced(self.logs, Q.reshape(self.V.shape))
+
+    def transposed_times(self, vector: Array) -> Array:
+        return self.ready().transposed_times(vector)
+
+    def diagonal(self, like: Array) -> Array:
+        return self.ready().diagonal(like)
+
+    def bound(self, c: Array) -> Array:
+        return self.ready().bound(c)
+
+    def plain(self) -> dict[str, Any]:
+        size = self.logs.size
+        units = jnp.eye(size, dtype=self.logs.dtype).reshape(*self.logs.shape, size)
+        return {"matrix": self.transposed_times(units).reshape(size, size)}
+
+
+class Reduced(Definite):
+    """M = S (I - Q Q^T) S, Q Q^T < I: what `Deflated` runs as."""
+
+    kind = "full"
+    logs: Float[Array, "*d"]
+    Q: Float[Array, "*d rank"]
+
+    def transposed_times(self, vector: Array) -> Array:
+        root = pad_axes(jnp.exp(self.logs / 2), vector.ndim)
+        scaled = root * vector
+        return root * (scaled - outer_times(self.Q, scaled))
+
+    def diagonal(self, like: Array) -> Array:
+        return jnp.exp(self.logs) * (1 - jnp.sum(self.Q**2, axis=-1))
+
+    def bound(self, c: Array) -> Array:
+        root = jnp.exp(self.logs / 2)
+        return jnp.max(root * (root * c + outer_times(jnp.abs(self.Q), root * c)))
 
 
 class Transformed(Definite):

@@ -14,7 +14,6 @@ from lfom.solving.learners import Fitted, Fold, Learner
 from lfom.solving.problems import Problems
 from lfom.solving.progress import Course, Lines, Told
 from lfom.solving.records import Accuracy, Record
-from lfom.solving.starts import RANK
 from lfom.solving.structures import DOORS, Structure, chosen, passing
 
 FEWEST = 10
@@ -38,7 +37,7 @@ def learn(
 
     structure: "auto" tries all and keeps the one with the smallest error on held-out problems; or a
     name, or several: scalar, diagonal, preconditioned, conjugate, or one member such as
-    "conjugate:full". for_: what will run it; "optax" leaves out what `learned_transformation` cannot. iterations: gradient steps on a preconditioner; by default 150, or 60 where each of them sees a
+    "conjugate:full", or "conjugate:low-rank(50)" for a chosen rank. for_: what will run it; "optax" leaves out what `learned_transformation` cannot. iterations: gradient steps on a preconditioner; by default 150, or 60 where each of them sees a
     part of the problems, as on large grids.
 
     progress: told the part that is done, by an estimate, and in words what is going on. By default a line on stderr
@@ -108,7 +107,7 @@ def _learned(
         return _score(fits, learner.rounding)
 
     def rank(one: Structure) -> tuple[float, int]:
-        return score(tried[one]), one.parameters(problems.shape, steps, RANK)
+        return score(tried[one]), one.parameters(problems.shape, steps)
 
     for one in sorted(tried, key=rank)[:most]:
         if learner.refinable(one):
@@ -202,7 +201,7 @@ def _affordable(
 ) -> tuple[list[Structure], list[str]]:
     """Every problem gives as many equations as it has unknowns; a structure wants four per parameter."""
     size = int(np.prod(problems.shape))
-    needed = {one: -(-4 * one.parameters(problems.shape, steps, RANK) // size) for one in structures}
+    needed = {one: -(-4 * one.parameters(problems.shape, steps) // size) for one in structures}
     poor = [one for one in structures if not one.coefficients.free and needed[one] > len(problems)]
     if not poor:
         return structures, []

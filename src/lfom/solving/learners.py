@@ -31,7 +31,7 @@ from lfom.solving.losses import hessians, minimise
 from lfom.solving.records import Record
 from lfom.solving.references import solved
 from lfom.solving.spectra import extreme_eigenvalues
-from lfom.solving.starts import RANK, start
+from lfom.solving.starts import start
 from lfom.solving.structures import Structure, available
 from lfom.solving.systems import gauge
 
@@ -172,7 +172,7 @@ class QuadraticLearner(Learner):
         """How many problems an iteration sees: with four equations for every number, and not too few."""
         shape = self.problems.shape
         size = math.prod(shape)
-        numbers = structure.parameters(shape, self.steps, RANK)
+        numbers = structure.parameters(shape, self.steps)
         return -(-max(4 * numbers, EQUATIONS) // size)
 
     def measured(self, fit: Fitted, fold: Fold) -> Fitted:

@@ -13,13 +13,23 @@ from jax import Array
 from jaxtyping import Float
 
 from lfom.core.arrays import HIGHEST, as_array, filled, pad_axes
-from lfom.core.preconditioners import Definite, Diagonal, Factored, Identity, LowRank, Transformed, along_axes
+from lfom.core.checks import InputError
+from lfom.core.preconditioners import (
+    Definite,
+    Deflated,
+    Diagonal,
+    Factored,
+    Identity,
+    LowRank,
+    Transformed,
+    along_axes,
+)
 from lfom.core.problems import IterateProblem
 from lfom.core.readers import Reader
 from lfom.solving.spectra import matrices
+from lfom.solving.structures import RANK, ranked
 
 PROBES = 16  # random vectors per problem, where a diagonal has to be estimated
-RANK = 8
 SMALL = 256  # unknowns: up to here the mean operator is formed for every kind
 
 Along = Callable[[Array], Array]  # a transform of one vector
@@ -72,28 +82,39 @@ class Start(eqx.Module):
 
 def start(kind: str, problems: IterateProblem, w: Array, reader: Reader, seed: int) -> Definite:
     """A matrix of this kind. w: the solutions. reader: of the plain gradient, in the coordinates asked for."""
-    return STARTS[kind](Start(problems, w, reader, seed))
+    kind, rank = ranked(kind)
+    return STARTS[kind](Start(problems, w, reader, seed), rank)
 
 
-def _full(at: Start) -> Definite:
+def _full(at: Start, rank: int) -> Definite:
     values, vectors = _softest(at)
     base = as_array(vectors / np.sqrt(values), at.w.dtype)
     return Factored(base, filled(base, 0.0))
 
 
-def _low_rank(at: Start) -> Definite:
-    """One scale for most directions, more for the softest ones."""
-    if at.w[0].size > SMALL:
-        return _from_solutions(at)
+def _low_rank(at: Start, rank: int) -> Definite:
+    """One scale for most directions, and more for the softest ones or less for the stiffest: whatever leaves the smaller
+    condition number of the mean operator."""
+    size = at.w[0].size
+    if rank >= max(size, RANK + 1):
+        raise InputError(
+            f"rank is {rank}, and there are {size} unknowns: pass a smaller one, or structure full."
+        )
+    if size > SMALL and not at.problems.has_gram():
+        return _from_solutions(at, _estimated_diagonal(at), rank)
     values, vectors = _softest(at)
-    rank = min(RANK, len(values) // 2)
-    rest = 1 / np.exp(np.mean(np.log(values[rank:])))
-    V = vectors[:, :rank] * np.sqrt(np.maximum(1 / (values[:rank] * rest) - 1, 1e-3))
-    logs = np.full(at.shape, np.log(rest))
-    return LowRank(as_array(logs, at.w.dtype), as_array(V.reshape(*at.shape, rank), at.w.dtype))
+    rank = min(rank, size // 2)
+    soft, stiff = slice(0, rank), slice(size - rank, size)
+    deflates = values[-rank - 1] / values[0] < values[-1] / values[rank]
+    few, rest = (stiff, values[:-rank]) if deflates else (soft, values[rank:])
+    scale = np.exp(np.mean(np.log(rest)))
+    excess = values[few] / scale if deflates else scale / values[few]
+    V = vectors[:, few] * np.sqrt(np.maximum(excess - 1, 1e-3))
+    logs = as_array(np.full(at.shape, -np.log(scale)), at.w.dtype)
+    return (Deflated if deflates else LowRank)(logs, as_array(V.reshape(*at.shape, rank), at.w.dtype))
 
 
-def _diagonal(at: Start) -> Definite:
+def _diagonal(at: Start, rank: int) -> Definite:
     if at.w[0].size > SMALL:
         return Diagonal(as_array(-np.log(np.asarray(_estimated_diagonal(at)))))
     return Diagonal(as_array(-np.log(np.diag(_mean(at))).reshape(at.shape), at.w.dtype))
@@ -137,7 +158,7 @@ def _above(found: Array, share: float) -> Array:
     return jnp.maximum(found, share * jnp.mean(found))
 
 
-def _transformed(transform: str) -> Callable[[Start], Definite]:
+def _transformed(transform: str) -> Callable[[Start, int], Definite]:
     @eqx.filter_jit
     def found(at: Start, signs: Array) -> Definite:
         there, back = (
@@ -146,24 +167,20 @@ def _transformed(transform: str) -> Callable[[Start], Definite]:
         )
         return Transformed(-jnp.log(_above(at.probed(signs, there, back), 1e-6)), transform)
 
-    return lambda at: found(at, as_array(at.signs()))
-
-
-def _from_solutions(at: Start) -> Definite:
-    """Directions in which the solutions lie, for operators too large for matrices."""
-    return _directions(at, _estimated_diagonal(at))
+    return lambda at, rank: found(at, as_array(at.signs()))
 
 
 @eqx.filter_jit
-def _directions(at: Start, diagonal: Array) -> Definite:
+def _from_solutions(at: Start, diagonal: Array, rank: int) -> Definite:
+    """Directions in which the solutions lie, for operators too large for matrices."""
     rows = (jnp.sqrt(diagonal) * at.w / at.scale * at.unit_energy()).reshape(len(at.w), -1)
     _, _, vectors = jnp.linalg.svd(rows, full_matrices=False)
-    V = vectors[: min(RANK, len(vectors))].T.reshape(*at.shape, -1)
+    V = vectors[: min(rank, len(vectors))].T.reshape(*at.shape, -1)
     return LowRank(-jnp.log(diagonal), V)
 
 
-STARTS: dict[str, Callable[[Any], Definite]] = {
-    "identity": lambda at: Identity(),
+STARTS: dict[str, Callable[[Any, int], Definite]] = {
+    "identity": lambda at, rank: Identity(),
     "diagonal": _diagonal,
     "low-rank": _low_rank,
     "sine": _transformed("sine"),

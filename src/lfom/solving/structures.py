@@ -1,12 +1,14 @@
 """What can be learned: coefficients times a preconditioner times coordinates, by name."""
 
 import math
+import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lfom.core import checks
 from lfom.core.checks import InputError
 
+RANK = 8  # of a low-rank matrix, unless its name says another
 PRECONDITIONERS = ("identity", "diagonal", "low-rank", "sine", "cosine", "full")
 LARGEST_FULL = 512  # unknowns: a full preconditioner has half as many parameters squared
 
@@ -74,11 +76,18 @@ class Structure:
             return self.family
         return f"{self.family}:{'jacobi+' * self.jacobi}{self.preconditioner}"
 
-    def parameters(self, shape: tuple[int, ...], steps: int, rank: int) -> int:
+    def parameters(self, shape: tuple[int, ...], steps: int) -> int:
         """How many numbers are fitted."""
         size = math.prod(shape)
-        matrix = MATRICES.get(self.preconditioner, lambda size, rank: size)
+        kind, rank = ranked(self.preconditioner)
+        matrix = MATRICES.get(kind, lambda size, rank: size)
         return self.coefficients.numbers(steps * (steps + 1) // 2, size) + matrix(size, rank)
+
+
+def ranked(preconditioner: str) -> tuple[str, int]:
+    """The kind of a matrix and its rank: "low-rank(50)" is low-rank of rank 50."""
+    found = re.fullmatch(r"(low-rank)\((\d+)\)", preconditioner)
+    return (found[1], checks.count("rank", int(found[2]))) if found else (preconditioner, RANK)
 
 
 def parse(name: str) -> Structure:
@@ -87,7 +96,7 @@ def parse(name: str) -> Structure:
     checks.known("structure", family, FAMILIES)
     jacobi = rest == "jacobi" or rest.startswith("jacobi+")
     kind = rest.removeprefix("jacobi").removeprefix("+") or "identity"
-    checks.known("preconditioner", kind, PRECONDITIONERS)
+    checks.known("preconditioner", ranked(kind)[0], PRECONDITIONERS)
     if kind != "identity" and not FAMILIES[family].matrices:
         raise InputError(f"structure {name!r}: only preconditioned and conjugate have a preconditioner.")
     return Structure(family, kind, jacobi)
@@ -134,7 +143,9 @@ def chosen(wanted: str | Iterable[str], everything: list[Structure]) -> list[Str
         one = parse(name)
         exact = ":" in name or not one.coefficients.matrices
         members = [one] if exact else [s for s in everything if s.family == one.family]
-        missing = [s for s in members if s not in everything]
+        missing = [
+            s for s in members if replace(s, preconditioner=ranked(s.preconditioner)[0]) not in everything
+        ]
         if missing or not members:
             names = ", ".join(s.name for s in everything)
             raise InputError(f"structure {name!r} does not exist for these problems. There are: {names}.")
