@@ -15,11 +15,12 @@ from collections import Counter
 from pathlib import Path
 
 import jax
+import numpy as np
 
 import lfom
-from lfom.bench.rival import Judge, Rival
+from lfom.bench.rival import Judge
 from lfom.bench.rivals import rivals
-from lfom.bench.solve import BUDGET, LEARNING, STRUCTURES, Measured, _error, _fewest
+from lfom.bench.solve import BUDGET, LEARNING, STRUCTURES
 from lfom.families import FAMILIES
 
 ROUNDS = 40
@@ -37,7 +38,7 @@ def milliseconds(programs):
     return {name: 1e3 * statistics.median(some) for name, some in times.items()}
 
 
-def kernels(call, folder: Path) -> Counter:
+def kernels(call, folder: Path) -> None:
     """How often each kernel runs in one call, and for how long (microseconds)."""
     jax.block_until_ready(call())
     with jax.profiler.trace(str(folder)):
@@ -56,11 +57,18 @@ def kernels(call, folder: Path) -> Counter:
 
 
 def steps_to(run, score, accuracy=1e-2, most=512) -> int | None:
-    result = Measured(Rival("", "", run, 0))
-    for steps in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512):
-        if steps > most or _error(result, score, steps) <= accuracy:
-            break
-    return _fewest(result, score, accuracy)
+    """The smallest number of steps with a median error that small, by halving an interval."""
+
+    def enough(steps: int) -> bool:
+        return float(np.median(score(run(steps)))) <= accuracy
+
+    high = 1
+    while high < most and not enough(high):
+        high *= 2
+    low = high // 2
+    while high - low > 1:
+        low, high = (low, (low + high) // 2) if enough((low + high) // 2) else ((low + high) // 2, high)
+    return high if enough(high) else None
 
 
 def main(folder: str = "", *names: str) -> None:
