@@ -373,7 +373,7 @@ class Reduced(Definite):
 class Transformed(Definite):
     """M = T^T diag(exp(logs)) T with T an orthonormal sine or cosine transform of every axis."""
 
-    kind, rate = "transform", 0.02
+    kind = "transform"
     logs: Float[Array, "*d"] = parameter(axes="*d")
     transform: str = eqx.field(static=True)  # type: ignore[misc]
 

@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Int
 
 from lfom.core.arrays import as_array, filled
 from lfom.core.methods import Method
+from lfom.core.runs import take
 
 LAST = 0.02  # of the rate, in the end
 
@@ -66,14 +67,16 @@ def descend(
     count = len(members)
     if not count:
         return free
-    same = as_array(bool((members == members[0]).all()))
+    alike = bool((members == members[0]).all())
+    same, first = as_array(alike), take(sample, members[0])
     rates = rate * (LAST + (1 - LAST) * 0.5 * (1 + np.cos(np.pi * np.arange(count) / count)))
     dtype = jax.tree.leaves(free)[0].dtype
     zeros = jax.tree.map(lambda array: filled(array, 0.0), free)
     adam = optax.ScaleByAdamState(as_array(0, np.int32), zeros, zeros)  # type: ignore[arg-type]
     at = Descent(free, adam, free, as_array(np.inf, dtype))
     for number, (some, now) in enumerate(zip(members, rates, strict=True), 1):
-        at = jax.block_until_ready(_advanced(refined, sample, at, as_array(some), as_array(now, dtype), same))
+        seen = first if alike else take(sample, some)
+        at = jax.block_until_ready(_advanced(refined, seen, at, as_array(now, dtype), same))
         tick(number / count)
     return at.best
 
@@ -81,13 +84,11 @@ def descend(
 @eqx.filter_jit
 def _advanced(
     refined: Refined,
-    sample: Any,
+    some: Any,
     at: Descent,
-    members: Int[Array, " batch"],
     rate: Float[Array, ""],
     same: Bool[Array, ""],
 ) -> Descent:
-    some = jax.tree.map(lambda array: array[members], sample)
     value, slopes = jax.value_and_grad(lambda free: some.loss(refined.method(free, some)))(at.now)
     slopes = jax.tree.map(lambda g: jnp.where(jnp.isfinite(g), g, 0), slopes)
     change, adam = optax.scale_by_adam().update(slopes, at.adam)

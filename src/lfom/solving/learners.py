@@ -54,12 +54,13 @@ class Fold(NamedTuple):
 
 @dataclass(frozen=True)
 class Fitted:
-    """One fit. errors (steps + 1, held-out problems)."""
+    """One fit. errors (steps + 1, held-out problems). sizes: the gauge of every problem, where it has one."""
 
     reader: Reader
     memory: Memory
     errors: np.ndarray
     iterations: int
+    sizes: Any = None
 
 
 class Learner(abc.ABC):
@@ -176,8 +177,9 @@ class QuadraticLearner(Learner):
         return -(-max(4 * numbers, EQUATIONS) // size)
 
     def measured(self, fit: Fitted, fold: Fold) -> Fitted:
-        found = fitting.errors(Method(fit.reader, fit.memory, self.steps), self.all)
-        return replace(fit, errors=np.asarray(found, np.float64)[:, self.problems.rows(fold.held_out)])
+        found, sizes = _measured(Method(fit.reader, fit.memory, self.steps), self.all)
+        errors = np.asarray(found, np.float64)[:, self.problems.rows(fold.held_out)]
+        return replace(fit, errors=errors, sizes=np.asarray(sizes))
 
     def judge(self, members: np.ndarray) -> Judge:
         return partial(_judged, fitting.table_loss, self.sample(members))
@@ -207,7 +209,7 @@ class QuadraticLearner(Learner):
 
     def seen(self, fold: Fold, fit: Fitted) -> tuple[Array, Certificate | None]:
         learning = self.sample(fold.learning).problems
-        sizes = np.asarray(_sizes(fit.reader, learning))
+        sizes = fit.sizes[self.problems.rows(fold.learning)]
         method, certificate = Method(fit.reader, fit.memory, self.steps), None
         if method.on_eigenvectors is not None:
             low, high, exact = extreme_eigenvalues(learning, fit.reader)
@@ -282,8 +284,9 @@ def _looked_at(problems: Any) -> tuple[Any, Array, Array | None]:
 
 
 @eqx.filter_jit
-def _sizes(reader: Reader, problems: Any) -> Array:
-    return jax.vmap(gauge, (None, 0))(reader, problems)
+def _measured(method: Method, sample: Sample) -> tuple[Array, Array]:
+    """The errors of all problems and their gauges: one program, since people wait for those."""
+    return fitting.errors(method, sample), jax.vmap(gauge, (None, 0))(method.reader, sample.problems)
 
 
 def _all_finite(problems: Any) -> None:
