@@ -189,7 +189,8 @@ def test_groups_weights_outputs_and_an_intercept_in_a_file(tmp_path: Path) -> No
     result = CliRunner().invoke(app, [*map(str, command)])
     assert result.exit_code == 0, result.output
     assert "0 of 3 problems failed" in result.output
-    found = np.load(out)
+    with np.load(out) as content:
+        found = dict(content)
     assert found["status"].shape == (3, 2)
     ends = np.cumsum(lengths)
     for i, end in enumerate(ends):

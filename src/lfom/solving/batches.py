@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from lfom.core.checks import is_concrete
 from lfom.solving.problems import Problems
-from lfom.solving.program import Fixed, Prepared, Raw
+from lfom.solving.program import Prepared, Raw, Rest
 from lfom.solving.sizes import solve_in_sizes
 
 SMALL = 4_000_000  # bytes: a batch up to this size stays whole
@@ -47,9 +47,7 @@ def solve_batch(
 
 
 @partial(jax.jit, static_argnames=("rest", "own", "steps", "lies"))
-def compiled(
-    shared: Any, batch: Any, *, rest: Fixed, own: int, steps: int, lies: NamedSharding | None
-) -> Raw:
+def compiled(shared: Any, batch: Any, *, rest: Rest, own: int, steps: int, lies: NamedSharding | None) -> Raw:
     def here(shared: Any, batch: Any) -> Raw:
         arrays, tolerance = shared
         program = rest.whole(arrays).ready()  # once, not in every piece

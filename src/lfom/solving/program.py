@@ -45,7 +45,7 @@ def program_of(method: Algorithm) -> Program:
     return Program(bare, Method(bare.reader, Conjugate(), 1), sizes, reach)  # type: ignore[attr-defined]
 
 
-class Fixed:
+class Rest:
     """What of a tree is no array: it names what was compiled for it. Its hash is taken once."""
 
     def __init__(self, rest: Any, structure: Any):
@@ -78,7 +78,7 @@ class Prepared:
                 program = eqx.filter_jit(Program.ready)(program)
         arrays, rest = eqx.partition(program, lambda leaf: isinstance(leaf, jax.Array | np.ndarray))
         self.arrays, structure = jax.tree.flatten(arrays)
-        self.rest, self.plans = Fixed(rest, structure), dict[Any, Plan]()
+        self.rest, self.plans = Rest(rest, structure), dict[Any, Plan]()
 
 
 def _lasts(leaf: Any) -> bool:

@@ -120,8 +120,8 @@ def _divided(b: Array, scale: Array) -> Array:
 
 
 def strict(tolerance: Array | np.ndarray) -> Array:
-    """Where steps end: below the tolerance, so that the true residual is found to meet it in spite of rounding."""
-    return jnp.maximum(tolerance - 4 * jnp.finfo(tolerance.dtype).eps, tolerance / 2) * (1 - 2**-6)
+    """Where steps end: a little below the tolerance, so that the true residual is found to meet it in spite of rounding."""
+    return jnp.maximum(tolerance - 4 * jnp.finfo(tolerance.dtype).eps, tolerance / 2)
 
 
 def smallest_told(dtype: Any) -> float:
