@@ -350,7 +350,7 @@ def test_the_page_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.Mo
     if TORCH:
         answers.append(space["path_torch"][-1])
     for answer in answers:
-        np.testing.assert_allclose(np.asarray(answer), expected, rtol=1e-10)
+        np.testing.assert_allclose(np.asarray(answer), expected, rtol=1e-4, atol=1e-6)  # the page is float32
 
 
 @pytest.mark.parametrize("name", NAMES)
