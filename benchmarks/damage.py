@@ -61,6 +61,7 @@ def problems(compressed: bool) -> bytes:
     rng = np.random.default_rng(0)
     content = io.BytesIO()
     arrays = {"X": rng.normal(size=(3, 5, 2)).round(1), "y": rng.normal(size=(3, 5)), "ridge": np.array(0.1)}
+    arrays = {name: array.astype(np.float32) for name, array in arrays.items()}
     (np.savez_compressed if compressed else np.savez)(content, **arrays)
     return content.getvalue()
 

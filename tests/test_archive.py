@@ -65,6 +65,8 @@ def things() -> Iterator[Any]:
         preconditioners.Identity(),
         preconditioners.Diagonal(grid),
         preconditioners.LowRank(steps(2), two),
+        preconditioners.Deflated(steps(2), two),
+        preconditioners.Reduced(steps(2), two),
         preconditioners.Transformed(grid, "sine"),
         preconditioners.Factored(two, two),
         preconditioners.Dense(two),
