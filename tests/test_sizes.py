@@ -132,11 +132,18 @@ def test_what_is_kept_of_a_method_goes_with_it() -> None:
     with pytest.raises(InputError, match="steps"):
         method.solve(problems, steps=True)  # 1 was never asked for, and True is no number of steps
     method.solve(problems, steps=1)
-    with pytest.raises(InputError, match="steps"):
-        method.solve(problems, steps=True)
+    for wrong in (True, 1.0):
+        with pytest.raises((InputError, TypeError), match="steps"):  # in the tests, types are checked first
+            method.solve(problems, steps=wrong)
     del method, first
     gc.collect()
     assert len(program.KEPT) == before
+
+
+def test_a_batch_of_none_is_solved_and_shown() -> None:
+    found = learned("scalar").solve(some_systems(count=3)[0:0])
+    assert found.value.shape == (0, 6)
+    assert "0 answers" in repr(found)
 
 
 def test_numbers_that_somebody_may_change_are_read_again() -> None:

@@ -320,7 +320,23 @@ class LowRank(Definite):
         return {"diagonal": jnp.exp(self.logs), "V": self.V}
 
 
-class Deflated(Definite):
+class Computed(Definite):
+    """A matrix that runs as another one, which is computed from its parameters."""
+
+    @abc.abstractmethod
+    def ready(self) -> Definite: ...
+
+    def transposed_times(self, vector: Array) -> Array:
+        return self.ready().transposed_times(vector)
+
+    def diagonal(self, like: Array) -> Array:
+        return self.ready().diagonal(like)
+
+    def bound(self, c: Array) -> Array:
+        return self.ready().bound(c)
+
+
+class Deflated(Computed):
     """M = S (I + V V^T)^-1 S with S = diag(exp(logs / 2)); V (*shape, rank): shorter steps along a few stiff directions."""
 
     kind = "full"
@@ -334,15 +350,6 @@ class Deflated(Definite):
         root = jnp.linalg.cholesky(jnp.eye(len(core), dtype=core.dtype) + core)
         Q = jax.scipy.linalg.solve_triangular(root, flat.T, lower=True).T
         return Reduced(self.logs, Q.reshape(self.V.shape))
-
-    def transposed_times(self, vector: Array) -> Array:
-        return self.ready().transposed_times(vector)
-
-    def diagonal(self, like: Array) -> Array:
-        return self.ready().diagonal(like)
-
-    def bound(self, c: Array) -> Array:
-        return self.ready().bound(c)
 
     def plain(self) -> dict[str, Any]:
         size = self.logs.size
@@ -396,7 +403,7 @@ class Transformed(Definite):
         return {"transform": self.transform, "modes": jnp.exp(self.logs)}
 
 
-class Factored(Definite):
+class Factored(Computed):
     """M = F F^T with F = base (I + change) over the flattened unknowns; the base is not trained."""
 
     kind, rate = "full", 0.01
@@ -408,15 +415,6 @@ class Factored(Definite):
         """M itself."""
         factor = self.base + jnp.matmul(self.base, self.change, precision=HIGHEST)
         return jnp.matmul(factor, factor.T, precision=HIGHEST)
-
-    def transposed_times(self, vector: Array) -> Array:
-        return self.ready().transposed_times(vector)
-
-    def diagonal(self, like: Array) -> Array:
-        return self.ready().diagonal(like)
-
-    def bound(self, c: Array) -> Array:
-        return self.ready().bound(c)
 
     def plain(self) -> dict[str, Any]:
         return {"matrix": self.whole}

@@ -87,8 +87,9 @@ class Solution:
         if not all(is_concrete(part) and eqx.is_array(part) for part in (self.status, self.steps)):
             return f"Solution(value of shape {shapes}, by {self.method!r})"
         failed, steps = np.sum(self.failed), np.asarray(self.steps)
+        taken = f"{steps.min()} to {steps.max()} steps, " if steps.size else ""
         return (
-            f"Solution({steps.size:,} answers, {failed:,} failed, {steps.min()} to {steps.max()} steps, value of shape {shapes}, "
+            f"Solution({steps.size:,} answers, {failed:,} failed, {taken}value of shape {shapes}, "
             f"by {self.method!r})"
         )
 

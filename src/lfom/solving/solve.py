@@ -18,7 +18,6 @@ from lfom.solving.problems import Problems
 from lfom.solving.program import Plan, Prepared, prepared
 from lfom.solving.records import Solution
 
-PLAIN = (int, float, NoneType)
 LONGEST = 1_000  # steps, where a tolerance is given and no number of steps
 
 
@@ -41,7 +40,7 @@ def _planned(ready: Prepared, method: Algorithm, problems: Any, steps: Any, tole
             "lfom.LinearSystems or lfom.ConvexLosses."
         )
     kind, shape, dtype = problems.kind, problems.shape, problems.dtype
-    plain = type(steps) in PLAIN and type(tolerance) in PLAIN  # what can be looked up; True is not 1
+    plain = type(steps) in (int, NoneType) and type(tolerance) in (float, NoneType)  # True and 1.0 are not 1
     asked = (kind, shape, dtype, problems.knows_diagonal, steps, tolerance) if plain else None
     if plain and asked in ready.plans:
         return ready.plans[asked]

@@ -26,9 +26,7 @@ from lfom.core.unroll import trace
 from lfom.solving import statuses
 from lfom.solving.program import Program, Raw
 
-FEW = (
-    32  # steps: so many are taken without asking whether problems need them, where asking is what takes time
-)
+FEW = 32  # steps that are taken without asking whether problems need them, where asking is what takes time
 
 
 def plain_reader(problems: IterateProblem) -> Reader:
