@@ -42,7 +42,7 @@ LABELS = {
     "quick": ("exponential", "arc-cosine"),
     "full": tuple(KERNELS),
 }  # whose functions labels are, by preset
-PROMPTS = {"quick": 30_000, "full": 1_000_000}
+PROMPTS = {"quick": 20_000, "full": 1_000_000}
 STEPS = {"quick": 300, "full": 4_000}  # of Adam on tokens
 TRAINED_ON = {
     "quick": 20_000,

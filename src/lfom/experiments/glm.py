@@ -39,7 +39,7 @@ MODELS = {
     "Memformer": "bank",
     "Memformer, register": "register",  # where there is time for it
 }
-PROMPTS = {"quick": 20_000, "full": 200_000}  # of a run's score
+PROMPTS = {"quick": 10_000, "full": 200_000}  # of a run's score
 RUNS = {"quick": 3, "full": 5}
 TUNED_ON = 4_000  # prompts
 RIDGES = np.geomspace(1e-3, 1.0, 13)

@@ -42,7 +42,7 @@ STRENGTHS = (
     30.0,
     100.0,
 )  # of ridge, in mean squares of a covariate
-TUNED_ON = 1_000  # prompts that the strength is chosen on; they are not scored
+TUNED_ON = 500  # prompts that the strength is chosen on; they are not scored
 RESAMPLES = 1_000  # of the bootstrap
 GROUPS = 2_000  # more prompts than this are resampled in so many groups
 QUANTILES = (0.05, 0.95)
@@ -54,7 +54,7 @@ class PrefixScore:
     """What one method scored after each number of examples, after its last step. Axes: run, number of examples.
 
     low, high: the 5 and 95 % points of the mean over bootstrap resamples of the prompts, the same ones for all methods.
-    zero: the mean loss of predicting 0. "ridge" has for each number of examples the strength that is best on 1,000 other
+    zero: the mean loss of predicting 0. "ridge" has for each number of examples the strength that is best on 500 other
     prompts of the same run.
     """
 
@@ -118,9 +118,14 @@ def prefix_scores(
     first = draw(0, 0)
     for kernel in {entry.view[1] for entry in entries} - {None}:
         check_semidefinite(kernel, first.prompts.problem("kernel", kernel).gram)  # type: ignore[attr-defined]
-    list(in_threads(lambda entry: on_device(entry, 0, first), {e.structure: e for e in entries}.values()))
-    least_squares = outline.is_quadratic
-    rivals = [_rivals(s, draw(run, chunks), wanted) if least_squares else {} for run, s in enumerate(sources)]
+    chosen: dict[int, dict[str, Posterior]] = {}
+
+    def choose(run: int) -> None:
+        chosen[run] = _rivals(sources[run], draw(run, chunks), wanted) if outline.is_quadratic else {}
+
+    compiled = [functools.partial(on_device, e, 0, first) for e in {e.structure: e for e in entries}.values()]
+    tuned = [functools.partial(choose, run) for run in range(len(sources))]
+    list(in_threads(lambda task: task(), [*compiled, *tuned]))
 
     def one(item: tuple[int, int]) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """The losses (prompts, contexts) of each method, and those of predicting 0 (prompts,)."""
@@ -128,7 +133,7 @@ def prefix_scores(
         drawn = draw(run, index)
         begun = [on_device(entry, run, drawn) for entry in entries]
         host = jax.device_get(drawn)
-        beside = {name: _losses(_means(rival, host, wanted), host) for name, rival in rivals[run].items()}
+        beside = {name: _losses(_means(rival, host, wanted), host) for name, rival in chosen[run].items()}
         found = {
             e.name: np.stack(own).T for e, own in zip(entries, jax.device_get(begun), strict=True)
         } | beside
