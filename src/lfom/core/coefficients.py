@@ -2,7 +2,7 @@
 
 Each class is one structure. It knows how it acts on tokens, (d+1, n+1), and how the same numbers act in the
 other views, where they do: a Gamma that differs between context tokens is not a scaling of the coordinates of
-w, and no few columns stand for all tokens (NOTES 2.5). A bank holds one coefficient per pair of layers, on
+w, and no few columns stand for all tokens (docs/mathematics.md 2.5). A bank holds one coefficient per pair of layers, on
 leading axes; a coefficient itself sees one.
 """
 
@@ -20,7 +20,7 @@ from lfom.core.checks import InputError
 from lfom.core.parameters import parameter
 from lfom.core.states import Columns, Direction, NoSuchView, Track, no_view, views_of
 
-DIFFERS = " (a Gamma that differs between context tokens needs them all, NOTES 2.5; Pair has one value for the context and one for the query)"
+DIFFERS = " (a Gamma that differs between context tokens needs them all, docs/mathematics.md 2.5; Pair has one value for the context and one for the query)"
 
 
 class Coefficient(eqx.Module):

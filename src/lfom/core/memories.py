@@ -167,7 +167,7 @@ class Bank(Memory):
 
     gamma: a Coefficient with leading axes (depth,) if tied over layers (Gamma_j, the same for
     every l) or (depth, depth) if untied, indexed [l, j]. own_is_one: the current direction's
-    own coefficient is 1 instead of Gamma_l^l (NOTES 2.3).
+    own coefficient is 1 instead of Gamma_l^l (docs/mathematics.md 2.3).
     """
 
     gamma: Coefficient = part(

@@ -1,6 +1,6 @@
 """Matrices A_l (and B_l) of a layer: which of them exist, and how they act.
 
-A acts transposed on the gradient (NOTES 2.2): attention with Q = -A steps along -A^T grad R. Each class is
+A acts transposed on the gradient (docs/mathematics.md 2.2): attention with Q = -A steps along -A^T grad R. Each class is
 one way to parametrise the matrices of all layers, and sees those of one. A vector has the axes of the
 unknowns first and those of prompts, if any, after them. The second half are symmetric positive definite
 matrices for all layers: every value of their parameters is positive definite, and a gradient step in them

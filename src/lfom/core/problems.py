@@ -166,7 +166,7 @@ class Tokens(Problem):
     def times(self, coefficient: Any, direction: Array) -> Array:
         return coefficient.on_tokens(direction)
 
-    # The label entries of the context are y - x.w, those of a direction -x.d (NOTES 2.6).
+    # The label entries of the context are y - x.w, those of a direction -x.d (docs/mathematics.md 2.6).
     def slope(self, state: Array, direction: Array) -> Array:
         return -jnp.mean(state[-1, :-1] * direction[-1, :-1])
 
@@ -444,7 +444,7 @@ class KernelMatrix(Quadratic):
 
 class JointGram(Problem):
     """All that linear attention sees of a prompt, whatever P and Q: the joint Gram matrix S = Z_0 M Z_0^T / n of
-    covariates and labels, and the questions that are asked (NOTES section 6).
+    covariates and labels, and the questions that are asked (docs/mathematics.md 6).
 
     S is kept as Y Y^T with at most d + 1 columns: a shorter prompt, which no layer can tell from the whole. The
     queries are columns of their own, that all see the same context, as many as the probe has rows. What is

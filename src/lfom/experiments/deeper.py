@@ -46,7 +46,7 @@ class Deeper(Experiment):
                 f"{self.name}-distance-to-optimum-{slug(training)}",
                 f"Ours: how far {training} training ends from the exact optimum.",
                 at_most(ours, optimum, 0.03, evidence=f"{evidence}; losses {values(ours)}"),
-                "NOTES 3",
+                "docs/mathematics.md 3",
             )
         main = ["CGD|none", "exact optimum|none", "NAG, tuned|none", *keys(trained)]
         return Outcome(curve_rows(found), claims, main)

@@ -1,4 +1,4 @@
-"""The best that shared scalar coefficients can do on a distribution (NOTES section 3).
+"""The best that shared scalar coefficients can do on a distribution (docs/mathematics.md 3).
 
 After L steps of any memory with shared scalar coefficients and one preconditioner A, the error
 is p(A G) e_0 for a polynomial p of degree L with p(0) = 1: the answer is w = q(A G) A b with
@@ -143,7 +143,7 @@ def with_preconditioner(optimum: Optimum, preconditioner: Array | None) -> Optim
 
 def wishart_moment(k: int, d: int, n: int) -> Fraction:
     """E tr W^k for W = X X^T with standard normal X (d, n): the sum over partitions of k in
-    NOTES section 3, with c(s) = 2(j-1) - (i-1) for the box s = (i, j), arm a and leg l.
+    docs/mathematics.md 3, with c(s) = 2(j-1) - (i-1) for the box s = (i, j), arm a and leg l.
 
     >>> wishart_moment(1, 5, 20)
     Fraction(100, 1)

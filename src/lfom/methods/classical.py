@@ -1,7 +1,7 @@
 """Classical methods as a reader and a memory, and any linear one as an LFOM (equation 1.1).
 
 Step sizes act on the gradient of R(w) = |Xw - y|^2 / 2n. Those of Appendix B act on the
-gradient without 1/n: multiply them by n (NOTES 2.10).
+gradient without 1/n: multiply them by n (docs/mathematics.md 2.10).
 """
 
 from typing import Any
@@ -90,7 +90,7 @@ def nesterov(eta: Any, beta: Any, steps: int) -> Method:
     """v = w_k + beta_k (w_k - w_{k-1}); w_{k+1} = v - eta_k grad R(v) (Appendix B).
 
     Its gradients sit at v and its answer is w, so it is a bank with one value for the context,
-    which runs v, and one for the query, which reads w (NOTES 2.5).
+    which runs v, and one for the query, which reads w (docs/mathematics.md 2.5).
     """
     steps = checks.count("steps", steps)
     eta, beta = _constant("eta", eta, steps), _constant("beta", beta, steps)
@@ -145,7 +145,7 @@ def lfom(coefficients: Any) -> Method:
 
     coefficients: Gamma indexed [k, i], (steps, steps) for numbers or (steps, steps, d) for
     diagonal matrices; entries with i > k are not read. The bank adds increments with the
-    opposite sign (NOTES 2.5): c[k] = -(Gamma[k] - Gamma[k-1]).
+    opposite sign (docs/mathematics.md 2.5): c[k] = -(Gamma[k] - Gamma[k-1]).
     """
     gamma = checks.real_array("coefficients", coefficients)
     if gamma.ndim not in (2, 3) or gamma.shape[0] != gamma.shape[1]:

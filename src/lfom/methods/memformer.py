@@ -52,7 +52,7 @@ def memformer(
     scale: float | None = None,
     key: PRNGKeyArray,
 ) -> Method:
-    """A model of `depth` layers, initialised as in NOTES 2.14: A (and B) normal with standard
+    """A model of `depth` layers, initialised as in docs/mathematics.md 2.14: A (and B) normal with standard
     deviation `scale` (1e-4), alpha = 1, gamma = 0, own coefficients 1, older ones 0.
 
     reader: sparse (A and B of equation params_Thm3), linear attention with any P and Q, or softmax, relu or exp

@@ -28,7 +28,7 @@ def conjugate_gradient_memformer(prompt: Prompt, depth: int, stop: float = 0.0) 
     *this* prompt. Its alpha_l and gamma_l are the prompt's own; other prompts need others.
 
     They are read off the conjugate register, run on the prompt's tokens: two sums over context labels
-    (NOTES 2.6), so the construction reads nothing but tokens.
+    (docs/mathematics.md 2.6), so the construction reads nothing but tokens.
     """
     if prompt.batched:
         raise InputError("prompt is a batch: Theorem 1 holds per prompt. Pass one, or vmap over them.")
@@ -55,7 +55,7 @@ def lfom_memformer(A: Float[Array, "depth d d"], gamma: Float[Array, "depth dept
 
 def diagonal_lfom(coefficients: Float[Array, "depth depth d"]) -> Mixture:
     """Theorem 2 for *all* diagonal coefficients Lambda_i^k: d heads A^h = e_h e_h^T, each with a
-    bank of its own and the gate 1 (NOTES 2.5). coefficients: as in equation 1.1, [k, i].
+    bank of its own and the gate 1 (docs/mathematics.md 2.5). coefficients: as in equation 1.1, [k, i].
     """
     gamma = checks.real_array("coefficients", coefficients, (None, None, None))
     depth, _, d = gamma.shape

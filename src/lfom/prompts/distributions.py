@@ -21,7 +21,7 @@ from lfom.prompts.prompt import Prompt
 
 PUBLISHED_SPECTRUM = (1.0, 1.0, 0.25, 0.0625, 1.0)  # of the authors' code and all their curves
 FEW_DEGREES = 64  # chi-square numbers up to here are made of uniforms
-TEXT_SPECTRUM = (1.0, 1.0, 0.5, 0.25, 1.0)  # of the paper's text (NOTES 2.1)
+TEXT_SPECTRUM = (1.0, 1.0, 0.5, 0.25, 1.0)  # of the paper's text (docs/mathematics.md 2.1)
 
 
 def haar_rotation(key: PRNGKeyArray, d: int) -> Float[Array, "d d"]:
@@ -223,7 +223,7 @@ class LinearRegression(Distribution):
         """Gram matrices drawn directly (Wishart): the cost does not depend on `context`.
 
         G = F^T (C C^T / n) F with the Bartlett factor C, and given G, b has mean G w* and
-        covariance noise^2 G / n (NOTES section 4).
+        covariance noise^2 G / n (docs/mathematics.md 4).
         """
         half, w, xi, _ = self._factors(key, count, [])
         gram = matmat(half, transpose(half))
@@ -270,7 +270,7 @@ class GaussianMixture(Distribution):
 
     w* ~ N(mean_m or 0, s * S^-1). `weight_mean` says whether w* takes the component's mean
     too; `weight_variance` is "inverse" for s = 1 / variance_m (the theorem of Section 4.2) or
-    "same" for s = variance_m (the authors' code, NOTES 2.12).
+    "same" for s = variance_m (the authors' code, docs/mathematics.md 2.12).
 
     means: (components, d). variances, weights: (components,).
     """

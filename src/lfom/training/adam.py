@@ -27,7 +27,7 @@ BLOCK = 100  # steps between two looks at the host, where batches change more of
 
 @dataclass(frozen=True)
 class Adam:
-    """The protocol; the defaults are those of the paper's text and NOTES 2.14.
+    """The protocol; the defaults are those of the paper's text and docs/mathematics.md 2.14.
 
     schedule: "constant", or "cosine" (down to zero over all steps). warmup: so many of the steps at first, in
     which the learning rate grows from zero. log: the gradient is that of the log of the batch's loss, so that

@@ -3,7 +3,7 @@
 Least squares is the default where the parameters are few. Full matrices are trained in two
 phases: first A_l = a_l M with one matrix for all layers, which few prompts determine well, then
 every A_l by itself, in steps that are kept only if fresh prompts confirm them (the second phase
-alone overfits badly at depth, NOTES section 3). Training starts from the scale of a few
+alone overfits badly at depth, docs/mathematics.md 3). Training starts from the scale of a few
 prompts; neither the covariance nor the optimum is used.
 """
 
