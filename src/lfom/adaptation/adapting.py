@@ -65,6 +65,11 @@ class Adaptation:
     prompts that were fitted to unless they were few (see above), so no substitute for a score on fresh ones.
     kept: the share of prompts (per prompt), or 1 or 0 (otherwise), whose adaptation was kept.
     steps, seconds: what was spent, compilation included. history: time and loss after every step.
+
+    >>> import lfom
+    >>> losses = {"before": np.array([0.8]), "after": np.array([0.5]), "kept": np.array([1.0])}
+    >>> lfom.Adaptation(None, "label-free", ("gates",), prompts=50, steps=3, seconds=0.1, **losses).note
+    'The adapted model is returned.'
     """
 
     model: Any

@@ -23,7 +23,16 @@ ROUNDING = 1e-5  # of the largest eigenvalue: a negative one so small may be rou
 @dataclass(frozen=True)
 class Kernel(abc.ABC):
     """k(x, x'). semidefinite: whether it is known to be positive semidefinite; where it is not, prompts that are
-    handed over are looked at."""
+    handed over are looked at.
+
+    >>> import lfom
+    >>> @dataclass(frozen=True)
+    ... class Square(lfom.Kernel):
+    ...     def __call__(self, inner, left, right):
+    ...         return (1 + inner) ** 2
+    >>> Square().between(jnp.ones((4, 2)), jnp.ones((3, 2))).shape
+    (4, 3)
+    """
 
     semidefinite: ClassVar[bool] = False
 
@@ -47,7 +56,12 @@ class Kernel(abc.ABC):
 
 @dataclass(frozen=True)
 class LinearKernel(Kernel):
-    """x.x': linear attention, and linear regression."""
+    """x.x': linear attention, and linear regression.
+
+    >>> import lfom
+    >>> lfom.LinearKernel()(2.0, 1.0, 4.0)
+    2.0
+    """
 
     semidefinite = True
 
@@ -57,7 +71,12 @@ class LinearKernel(Kernel):
 
 @dataclass(frozen=True)
 class ExponentialKernel(Kernel):
-    """exp(x.x')."""
+    """exp(x.x').
+
+    >>> import lfom
+    >>> float(lfom.ExponentialKernel()(0.0, 1.0, 1.0))  # from x.x', |x|^2 and |x'|^2
+    1.0
+    """
 
     semidefinite = True
 
@@ -67,7 +86,12 @@ class ExponentialKernel(Kernel):
 
 @dataclass(frozen=True)
 class GaussianKernel(Kernel):
-    """exp(-|x - x'|^2 / (2 width^2))."""
+    """exp(-|x - x'|^2 / (2 width^2)).
+
+    >>> import lfom
+    >>> float(lfom.GaussianKernel(width=2.0)(1.0, 1.0, 1.0))
+    1.0
+    """
 
     semidefinite = True
     width: float = 1.0
@@ -85,7 +109,12 @@ class GaussianKernel(Kernel):
 @dataclass(frozen=True)
 class ArcCosineKernel(Kernel):
     """|x| |x'| (sin t + (pi - t) cos t) / pi, t the angle between them: twice the mean of relu(u.x) relu(u.x') over
-    standard normal u, the kernel of a wide layer of ReLU units."""
+    standard normal u, the kernel of a wide layer of ReLU units.
+
+    >>> import lfom
+    >>> round(float(lfom.ArcCosineKernel()(1.0, 1.0, 1.0)), 6)  # of a vector of length 1 and itself
+    1.0
+    """
 
     semidefinite = True
 

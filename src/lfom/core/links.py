@@ -3,6 +3,10 @@
 A label y has the density exp(y eta - b(eta)), up to what does not depend on eta. So its mean is b'(eta), and the
 mean log loss of a context has the gradient X^T (b'(X w) - y) / n: that of least squares, with y - mean(x.w) in the
 place of y - x.w. Each class is one link.
+
+>>> import lfom
+>>> float(lfom.links.LogisticLink().mean(0.0)), float(lfom.links.PoissonLink().mean(0.0))
+(0.5, 1.0)
 """
 
 import abc

@@ -5,6 +5,12 @@ attention with a kernel sees. The others are the iterate view: `Quadratic` from 
 examples themselves, `Operator` from products with a symmetric matrix, `Objective` from any differentiable loss. A step costs one product with the Hessian, or one gradient. The layout is the
 problem's: prompts ride on the trailing axes of a `Quadratic`, a `KernelMatrix` and a `JointGram`, and a batch of any other is a
 `vmap`.
+
+>>> import jax.numpy as jnp
+>>> import lfom
+>>> problem = lfom.problems.Examples(jnp.eye(2), jnp.array([2.0, 1.0]))
+>>> lfom.run(lfom.gradient_descent(2.0, steps=1), problem).predictions[-1].tolist()  # w after each step
+[2.0, 1.0]
 """
 
 import abc
@@ -36,7 +42,14 @@ from lfom.core.states import Columns, Direction, Iterate, Track
 class Problem(eqx.Module):
     """What the loop, the readers and the memories ask of a problem. prompts_last: whether prompts ride on
     trailing axes; parameters of each prompt's own may do so as well then. is_quadratic: whether the loss of the
-    context is one, so that polynomials of its Hessian tell all."""
+    context is one, so that polynomials of its Hessian tell all.
+
+    >>> import jax
+    >>> import lfom
+    >>> problem = lfom.LinearRegression([1.0, 0.5], context=6).prompt(jax.random.key(0)).problem("iterates")
+    >>> isinstance(problem, lfom.Problem), problem.unknowns()
+    (True, 2)
+    """
 
     prompts_last: ClassVar[bool] = False
     is_quadratic: ClassVar[bool] = False

@@ -2,6 +2,10 @@
 
 A reader returns the direction of a layer: Attn(Z_l) / n on tokens, on iterates the change of w (and of the
 covariates) that these tokens describe, in the joint view the change of the few columns that stand for them.
+
+>>> import lfom
+>>> lfom.readers.Gradient(lfom.preconditioners.Identity()).views[0]
+'iterates'
 """
 
 import abc
@@ -42,6 +46,13 @@ class Reader(eqx.Module):
     moves_covariates: whether it rewrites covariates as well as labels (GD++). one_matrix: whether it reads
     the gradient times a_l M, M one symmetric matrix. definite: whether times one M in all layers, positive
     definite. from_gradient: whether it reads nothing of the problem but its gradient.
+
+    >>> import lfom
+    >>> class Nothing(lfom.Reader):
+    ...     def on_tokens(self, Z, problem):
+    ...         return 0 * Z
+    >>> Nothing().views
+    ('tokens',)
     """
 
     @property

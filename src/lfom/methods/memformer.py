@@ -132,7 +132,12 @@ def _normalised(reader: Reader, wanted: bool) -> Reader:
 
 
 def linear_transformer(d: int, depth: int, *, key: PRNGKeyArray, **options: object) -> Method:
-    """A Memformer without memory."""
+    """A Memformer without memory.
+
+    >>> import lfom
+    >>> lfom.linear_transformer(5, 3, key=jax.random.key(0)).depth
+    3
+    """
     return memformer(d, depth, memory="none", key=key, **options)  # type: ignore[arg-type]
 
 

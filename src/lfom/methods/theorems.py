@@ -1,4 +1,13 @@
-"""Weights that make a Memformer run a given method exactly: the paper's theorems as functions."""
+"""Weights that make a Memformer run a given method exactly: the paper's theorems as functions.
+
+>>> import jax
+>>> import lfom
+>>> prompt = lfom.LinearRegression([1.0, 0.5], context=6).prompt(jax.random.key(0))
+>>> model = lfom.theorems.gradient_descent_transformer(0.5 * jnp.stack([jnp.eye(2)] * 3))  # Lemma 1
+>>> steps = lfom.run(lfom.gradient_descent(0.5, steps=3), prompt).predictions
+>>> bool(jnp.allclose(lfom.run(model, prompt, view="tokens").predictions, steps, atol=1e-5))
+True
+"""
 
 import jax.numpy as jnp
 from jax import Array

@@ -43,7 +43,17 @@ class Prior(NamedTuple):
 
 class Distribution(eqx.Module):
     """Where prompts come from. views: those that its prompts can be read in. is_quadratic: whether the loss of a
-    context is one, as that of linear regression is."""
+    context is one, as that of linear regression is.
+
+    >>> import lfom
+    >>> class Sums(lfom.Distribution):
+    ...     dimension = 3
+    ...     def prompt(self, key):
+    ...         X = jax.random.normal(key, (9, 3))
+    ...         return lfom.Prompt(X[:-1], X[:-1].sum(1), X[-1], X[-1].sum())
+    >>> Sums().prompts(jax.random.key(0), 4).X.shape
+    (4, 8, 3)
+    """
 
     views: ClassVar[tuple[str, ...]] = VIEWS
     is_quadratic: ClassVar[bool] = True
@@ -273,6 +283,11 @@ class GaussianMixture(Distribution):
     "same" for s = variance_m (the authors' code, docs/mathematics.md 2.12).
 
     means: (components, d). variances, weights: (components,).
+
+    >>> import lfom
+    >>> data = lfom.GaussianMixture([[0.0], [3.0]], variances=[1.0, 2.0], weights=[0.5, 0.5], context=6)
+    >>> data.prompts(jax.random.key(0), 4).X.shape, data.component(1).means.tolist()
+    ((4, 6, 1), [[3.0]])
     """
 
     means: Float[Array, "components d"]

@@ -26,6 +26,12 @@ class Trajectory(eqx.Module):
     Steps lead: predictions (depth+1, *prompts), weights (depth+1, *prompts, d). On a Problem predictions
     are what it reads out: w, where its state is an iterate. On prompts with a link predictions are x.w of the query;
     link.mean of them is the label to expect.
+
+    >>> import lfom
+    >>> prompt = lfom.LinearRegression([1.0, 0.5], context=6).prompt(jax.random.key(0))
+    >>> found = lfom.run(lfom.gradient_descent(0.5, steps=4), prompt)
+    >>> found.predictions.shape, found.weights.shape, found.view
+    ((5,), (5, 2), 'iterates')
     """
 
     predictions: Float[Array, "steps ..."]

@@ -34,6 +34,11 @@ class Adam:
     it does not fade with the loss. averaged: the query is averaged out where the distribution does so, instead
     of one per prompt. resample: steps on one batch before another is drawn. beta1, beta2: what stays of the running means
     of the gradient and of its square after a step.
+
+    >>> import lfom
+    >>> longer = lfom.Adam(steps=5_000, schedule="cosine")  # lfom.fit(model, data, key=key, optimiser=longer)
+    >>> longer.batch, longer.learning_rate
+    (1000, 0.01)
     """
 
     steps: int = 1_000

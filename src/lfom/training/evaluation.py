@@ -36,7 +36,14 @@ Progress = Callable[[float, str], None]  # (the part that is done, in words)
 
 @dataclass(frozen=True)
 class Score:
-    """What one method scored. Axes: run, step (0 to depth)."""
+    """What one method scored. Axes: run, step (0 to depth).
+
+    >>> import lfom
+    >>> losses = np.array([[1.0, 3.0, 2.0, 2.0]])
+    >>> score = lfom.Score("mine", losses.mean(1, keepdims=True), losses.std(1, keepdims=True) / 2, losses, 4)
+    >>> round(score.log_loss, 4), score.minus(score)  # the log of 2
+    (0.6931, (0.0, 0.0))
+    """
 
     name: str
     mean: np.ndarray  # (runs, steps) mean loss over prompts

@@ -40,7 +40,15 @@ LEAST_SQUARES_UP_TO = 1_500  # parameters: beyond this J^T J is too large, and A
 
 @dataclass(frozen=True)
 class Fit:
-    """Trained models, one per run and depth."""
+    """Trained models, one per run and depth.
+
+    >>> import lfom
+    >>> data, key = lfom.LinearRegression([1.0, 0.5], context=8), jax.random.key(0)
+    >>> model = lfom.memformer(2, 2, memory="none", key=key)
+    >>> trained = lfom.fit(model, data, depths=[1, 2], key=key, optimiser=lfom.Adam(steps=10))
+    >>> trained.runs, trained.model(depth=1).depth, trained.model().depth
+    (1, 1, 2)
+    """
 
     template: Any
     depths: tuple[int, ...]
