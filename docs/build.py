@@ -29,7 +29,14 @@ class Page(HTMLParser):
             self.links.append(given["href"])
         if "src" in given:
             self.loads.append(given["src"])
-        if tag == "link" and given.get("rel") not in ("canonical", "search", "index", "next", "prev", "author"):
+        if tag == "link" and given.get("rel") not in (
+            "canonical",
+            "search",
+            "index",
+            "next",
+            "prev",
+            "author",
+        ):
             self.loads.append(given.get("href", ""))
 
 
@@ -65,7 +72,9 @@ def main(out: str) -> int:
     options = ["-b", "html", "-W", "--keep-going", "-E", "-q", "-d", str(site.parent / "doctrees")]
     status = build_main([*options, str(HERE), str(site)])
     wrong = faults(site)
-    print("\n".join(wrong) or "every link inside the site leads somewhere, and nothing is loaded from a network")
+    print(
+        "\n".join(wrong) or "every link inside the site leads somewhere, and nothing is loaded from a network"
+    )
     print(f"{len(list(site.rglob('*.html')))} pages in {site}, {time.monotonic() - begun:.0f} s")
     return status or int(bool(wrong))
 

@@ -4,9 +4,13 @@ Pages are MyST. Those that start with a kernel in their front matter are execute
 out; nothing is fetched from a network, neither when the site is built nor when it is read.
 """
 
+import contextlib
+import inspect
+import logging
 import os
 import re
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,13 @@ sys.path.insert(0, str(HERE.parent / "src"))  # this checkout, whatever is insta
 os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE.parent / "src"), os.environ.get("PYTHONPATH", "")])
 
 import lfom  # noqa: E402
+
+# Kernels start without anyone's profile, and tell of errors only.
+profile = Path(tempfile.mkdtemp(), "profile_default")
+profile.mkdir()
+(profile / "ipython_kernel_config.py").write_text("get_config().IPKernelApp.log_level = 40\n")
+os.environ["IPYTHONDIR"] = str(profile.parent)
+logging.getLogger("traitlets").setLevel(logging.WARNING)
 
 project = "lfom"
 author = "the authors of lfom"
@@ -26,12 +37,17 @@ html_theme = "furo"
 html_title = f"lfom {version}"
 html_static_path: list[str] = []
 html_show_sourcelink = False
-exclude_patterns = ["build", "notebooks"]
+exclude_patterns = ["notebooks"]  # to download: their pages are executed, not they
 
-# Pages that show a file of the project, which may not be there yet.
-SHOWN = {"changelog": "CHANGELOG.md", "contributing": "CONTRIBUTING.md", "cite": "CITATION.cff"}
-exclude_patterns += [f"{page}.md" for page, file in SHOWN.items() if not (HERE.parent / file).exists()]
-suppress_warnings = ["toc.empty_glob", "misc.highlighting_failure"]
+# Pages that need a file which a checkout may not have; without it they are left out.
+SHOWN = {
+    "changelog": "CHANGELOG.md",
+    "contributing": "CONTRIBUTING.md",
+    "cite": "CITATION.cff",
+    "scale": "docs/scale.md",
+}
+MISSING = [page for page, file in SHOWN.items() if not (HERE.parent / file).exists()]
+exclude_patterns += [f"{page}.md" for page in MISSING]
 
 myst_enable_extensions: list[str] = []
 myst_heading_anchors = 4
@@ -64,22 +80,56 @@ def _prose(text: str) -> str:
     return "".join(a + b for a, b in zip(plain, spans, strict=True))
 
 
-def as_rst(lines: list[str]) -> list[str]:
+def _names(thing: Any) -> set[str]:
+    """What a docstring may explain: the arguments of a function, the fields and members of a class."""
+    names = {
+        name
+        for kind in getattr(thing, "__mro__", ())
+        for name in (*vars(kind), *vars(kind).get("__annotations__", ()))
+    }
+    with contextlib.suppress(TypeError, ValueError):
+        names |= set(inspect.signature(thing).parameters)
+    return names
+
+
+def _listed(text: str, names: set[str]) -> list[str]:
+    """A paragraph; where it says "name: what it is. other: ..." of these names, a list of them."""
+    one = "(?:" + "|".join(map(re.escape, sorted(names, key=len, reverse=True))) + ")" if names else "(?!)"
+    starts = list(re.finditer(rf"(?:\A|(?<=[.;)\]] ))({one}(?:, {one})*): ", text))
+    if not starts:
+        return [_prose(text), ""]
+    found = [_prose(text[: starts[0].start()].strip()), ""] if starts[0].start() else []
+    ends = [start.start() for start in starts[1:]] + [len(text)]
+    for start, end in zip(starts, ends, strict=True):
+        words = ", ".join(f"**{_prose(name)}**" for name in start[1].split(", "))
+        found.append(f"- {words}: {_prose(text[start.end() : end].strip())}")
+    return [*found, ""]
+
+
+def as_rst(lines: list[str], thing: Any) -> list[str]:
     """Our docstrings are plain text with `code`, indented equations and examples; here as reStructuredText."""
     found: list[str] = []
+    names = _names(thing)
     for paragraph in re.split(r"\n[ ]*\n", "\n".join(lines).strip("\n")):
         if paragraph.lstrip().startswith(">>>"):
             found += [paragraph, ""]
         elif paragraph.startswith("    "):
             found += ["::", "", paragraph, ""]
         else:
-            found += [_prose("\n".join(line.strip() for line in paragraph.split("\n"))), ""]
+            found += _listed(" ".join(line.strip() for line in paragraph.split("\n")), names)
     return "\n".join(found).split("\n")
 
 
 def _process(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
-    lines[:] = as_rst(lines)
+    lines[:] = as_rst(lines, thing)
+
+
+def _without_missing(app: Any, page: str, source: list[str]) -> None:
+    if page == "index":
+        lines = source[0].split("\n")
+        source[0] = "\n".join(line for line in lines if line not in MISSING)
 
 
 def setup(app: Any) -> None:
+    app.connect("source-read", _without_missing)
     app.connect("autodoc-process-docstring", _process)
