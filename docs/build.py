@@ -69,7 +69,7 @@ def main(out: str) -> int:
 
     begun = time.monotonic()
     site = Path(out)
-    options = ["-b", "html", "-W", "--keep-going", "-E", "-q", "-d", str(site.parent / "doctrees")]
+    options = ["-b", "html", "-W", "--keep-going", "-E", "-q", "-j", "2", "-d", str(site.parent / "doctrees")]
     status = build_main([*options, str(HERE), str(site)])
     wrong = faults(site)
     print(

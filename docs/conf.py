@@ -11,6 +11,7 @@ import os
 import re
 import sys
 import tempfile
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +19,19 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "src"))  # this checkout, whatever is installed
 os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE.parent / "src"), os.environ.get("PYTHONPATH", "")])
 
-import lfom  # noqa: E402
-
 # Kernels start without anyone's profile, and tell of errors only.
 profile = Path(tempfile.mkdtemp(), "profile_default")
 profile.mkdir()
 (profile / "ipython_kernel_config.py").write_text("get_config().IPKernelApp.log_level = 40\n")
 os.environ["IPYTHONDIR"] = str(profile.parent)
-logging.getLogger("traitlets").setLevel(logging.WARNING)
+for quiet in ("traitlets", "jax"):
+    logging.getLogger(quiet).setLevel(logging.WARNING)
 
 project = "lfom"
 author = "the authors of lfom"
 copyright = "the authors of lfom, Apache-2.0"
-version = release = lfom.__version__
+# Pages are read in two processes. JAX does not like to be forked: nobody imports lfom before that.
+version = release = tomllib.loads((HERE.parent / "pyproject.toml").read_text("utf8"))["project"]["version"]
 
 extensions = ["myst_nb", "sphinx.ext.autodoc"]
 html_theme = "furo"
@@ -68,6 +69,8 @@ python_maximum_signature_line_length = 100
 
 def _prose(text: str) -> str:
     """A paragraph of a docstring as reStructuredText: `code` stays code, everything else is as it stands."""
+
+    import lfom
 
     def code(found: str) -> str:
         name = found.removeprefix("lfom.")

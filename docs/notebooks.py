@@ -25,6 +25,7 @@ def notebook(page: str) -> dict[str, Any]:
             )
 
     def words(source: str) -> str:
+        source = re.sub(r"The same page as a \{download\}`[^`]*`\.\n", "", source)
         return re.sub(r"\]\((?![a-z]+:|#)", "](../", source)
 
     place = 0
