@@ -78,6 +78,7 @@ def _prose(text: str) -> str:
 
     pieces = text.split("`")
     plain = [re.sub(r"([\\*|_<>])", r"\\\1", piece) for piece in pieces[::2]]
+    plain = [re.sub(r"docs/(\w+)\.md( \d(\.\d+)?)?", r":doc:`\g<0> </\1>`", piece) for piece in plain]
     plain[1:] = ["\\ " + piece if re.match(r"\w", piece) else piece for piece in plain[1:]]
     spans = [code(piece) for piece in pieces[1::2]] + [""]
     return "".join(a + b for a, b in zip(plain, spans, strict=True))

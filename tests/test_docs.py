@@ -4,6 +4,9 @@ A page's blocks run in order, in one namespace, in an empty folder. Not run here
 `<!-- not run: WHY -->`, and cells with the tag `long`, which `make docs` runs.
 """
 
+import ast
+import builtins
+import doctest
 import importlib.util
 import inspect
 import json
@@ -175,6 +178,25 @@ def test_every_export_has_an_example_and_a_place_in_the_reference(name: str) -> 
     assert ">>>" in (inspect.getdoc(thing) or ""), f"{name} has no example in its docstring"
     if not inspect.ismodule(thing):
         assert f"`{name}`" in (DOCS / "api" / "index.md").read_text("utf8")
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in lfom.__all__ if not isinstance(getattr(lfom, name), tuple)]
+)
+def test_an_example_imports_what_it_uses(name: str) -> None:
+    """The tests run examples inside their modules, where more is known than a reader has."""
+    examples = doctest.DocTestParser().get_examples(inspect.getdoc(getattr(lfom, name)) or "")
+    known, used = set(dir(builtins)), set()
+    for node in ast.walk(ast.parse("".join(example.source for example in examples))):
+        if isinstance(node, ast.Name):
+            (used if isinstance(node.ctx, ast.Load) else known).add(node.id)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            known |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ClassDef | ast.FunctionDef | ast.ExceptHandler):
+            known.add(node.name or "")
+        elif isinstance(node, ast.arg):
+            known.add(node.arg)
+    assert used <= known, f"import {', '.join(sorted(used - known))} in the example of {name}"
 
 
 def test_sections_that_are_cited_exist() -> None:

@@ -73,6 +73,7 @@ def save(path: str | Path, thing: Any, *, force: bool = False, licence: str = LI
     At any moment `path` holds the old file or the new one, whole; an existing file is replaced with
     force=True only. licence: of the file, as an SPDX name.
 
+    >>> from pathlib import Path
     >>> import tempfile
     >>> import lfom
     >>> with tempfile.TemporaryDirectory() as folder:

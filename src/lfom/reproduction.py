@@ -67,6 +67,8 @@ def reproduce(
     finished results. seed: of several, the results of the first are the main ones, and verdicts are counted over
     all of them.
 
+    >>> from pathlib import Path
+    >>> import lfom
     >>> import tempfile
     >>> class Halves(lfom.Experiment):
     ...     name, title = "halves", "What halves with every step"

@@ -25,6 +25,8 @@ class Kernel(abc.ABC):
     """k(x, x'). semidefinite: whether it is known to be positive semidefinite; where it is not, prompts that are
     handed over are looked at.
 
+    >>> from dataclasses import dataclass
+    >>> import jax.numpy as jnp
     >>> import lfom
     >>> @dataclass(frozen=True)
     ... class Square(lfom.Kernel):

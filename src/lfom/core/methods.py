@@ -315,6 +315,7 @@ class Method(Algorithm):
     """A reader and a memory. Classical methods, trained Memformers and methods learned from problems are
     all of this kind.
 
+    >>> import jax.numpy as jnp
     >>> import lfom
     >>> gradient = lfom.readers.Gradient(lfom.preconditioners.Identity())
     >>> method = lfom.Method(gradient, lfom.memories.Forget(jnp.full(3, 0.5)), 3)  # gradient descent
@@ -453,6 +454,7 @@ class Mixture(Algorithm):
     trailing axis holds one value per prompt. gating: "free" uses the numbers as they are (the
     paper), "softmax" their softmax over heads, "hard" the head with the largest number alone.
 
+    >>> import jax.numpy as jnp
     >>> import lfom
     >>> heads = (lfom.gradient_descent(0.5, steps=2), lfom.momentum(0.5, 0.5, steps=2))
     >>> lfom.Mixture(heads, jnp.array([0.25, 0.75])).weights.tolist()

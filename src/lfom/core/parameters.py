@@ -55,6 +55,7 @@ def parameter(
     direction as a whole, which the reader's own parameters do as well: "all", or the "last" of those that
     belong together. They are fixed where the reader's are trained.
 
+    >>> import jax
     >>> import jax.numpy as jnp
     >>> import lfom
     >>> class Fixed(lfom.Memory):
@@ -81,6 +82,7 @@ def part(
     kind: of all parameters in it that do not say their own. axes: what stands before their own axes, with
     `unread` and `scales` over these. sets_scale: its trained parameters scale the direction.
 
+    >>> import numpy as np
     >>> import lfom
     >>> class Twice(lfom.Memory):
     ...     one: lfom.Memory = lfom.part()

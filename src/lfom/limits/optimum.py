@@ -124,6 +124,7 @@ def exact_optimum(d: int, n: int, depth: int) -> Optimum:
     """The optimum for Gaussian covariates, w* ~ N(0, S^-1), no label noise, and the inverse
     covariance as preconditioner: from exact moments, in rational arithmetic.
 
+    >>> from lfom import exact_optimum
     >>> round(exact_optimum(d=5, n=20, depth=2).log_loss, 4)
     -1.0182
     """
@@ -213,6 +214,7 @@ def sampled_optimum(
     are; memory: "none", or a bank of "scalar" or "pair" numbers, which makes a difference there only.
     prompts: a million by default, five of GD++, whose loss rare ones dominate. chunk: how many are drawn at once.
 
+    >>> import jax
     >>> import lfom
     >>> data = lfom.LinearRegression([1.0, 1.0], context=6)
     >>> found = lfom.sampled_optimum(data, 2, jax.random.key(0), prompts=20_000)

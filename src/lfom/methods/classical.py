@@ -50,6 +50,7 @@ def gradient_descent(eta: Any, steps: int) -> Method:
 def preconditioned_gradient_descent(A: Any, eta: Any, steps: int) -> Method:
     """w <- w - eta A^T grad R(w), with one A (d, d), or one per step (steps, d, d).
 
+    >>> import jax
     >>> import lfom
     >>> prompts = lfom.LinearRegression([1.0, 0.5], context=6).prompts(jax.random.key(0), 3)
     >>> A = [[1.0, 0.0], [0.0, 2.0]]  # the inverse covariance
@@ -64,6 +65,8 @@ def preconditioned_gradient_descent(A: Any, eta: Any, steps: int) -> Method:
 def gd_plus_plus(A: Any, B: Any, steps: int) -> Method:
     """GD++ with given matrices, each (d, d) or (steps, d, d).
 
+    >>> import jax
+    >>> import jax.numpy as jnp
     >>> import lfom
     >>> prompts = lfom.LinearRegression([1.0, 0.5], context=6).prompts(jax.random.key(0), 3)
     >>> lfom.run(lfom.gd_plus_plus(jnp.eye(2), 0.3 * jnp.eye(2), steps=3), prompts).predictions.shape
@@ -119,6 +122,7 @@ def nesterov(eta: Any, beta: Any, steps: int) -> Method:
     Its gradients sit at v and its answer is w, so it is a bank with one value for the context,
     which runs v, and one for the query, which reads w (docs/mathematics.md 2.5).
 
+    >>> import jax
     >>> import lfom
     >>> prompts = lfom.LinearRegression([1.0, 0.5], context=6).prompts(jax.random.key(0), 3)
     >>> lfom.run(lfom.nesterov(0.5, 0.9, steps=4), prompts).predictions.shape
@@ -171,6 +175,7 @@ def _check_interval(lowest: float, highest: float) -> None:
 def conjugate_gradient(steps: int, preconditioner: Any = None, *, stop: float = 0.0) -> Method:
     """Conjugate gradients (CGD), optionally with a symmetric positive definite preconditioner.
 
+    >>> import jax
     >>> import lfom
     >>> prompts = lfom.LinearRegression([1.0, 0.5], context=6).prompts(jax.random.key(0), 3)
     >>> found = lfom.run(lfom.conjugate_gradient(steps=2), prompts).predictions
@@ -253,6 +258,8 @@ def _matrices(name: str, value: Any, steps: int) -> Preconditioner:
 def least_squares(prompt: Prompt) -> Array:
     """The exact least-squares solution of each prompt, of smallest norm if there are many.
 
+    >>> import jax
+    >>> import jax.numpy as jnp
     >>> import lfom
     >>> prompts = lfom.LinearRegression([1.0, 0.5], context=6).prompts(jax.random.key(0), 3)
     >>> bool(jnp.allclose(lfom.least_squares(prompts), prompts.weights, atol=1e-3))  # labels have no noise
@@ -266,6 +273,7 @@ def least_squares(prompt: Prompt) -> Array:
 def ridge(prompt: Prompt, penalty: Any) -> Array:
     """argmin |Xw - y|^2 / 2n + penalty |w|^2 / 2 for each prompt.
 
+    >>> import jax
     >>> import lfom
     >>> prompts = lfom.LinearRegression([1.0, 0.5], context=6).prompts(jax.random.key(0), 3)
     >>> lfom.ridge(prompts, 0.1).shape

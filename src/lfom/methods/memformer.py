@@ -65,6 +65,8 @@ def memformer(
     the bank. heads: readers summed into one memory. context: n, where gamma is per token.
     normalised: read every prompt divided by a scale of its own covariates (see `Normalised`).
 
+    >>> import jax
+    >>> from lfom import memformer
     >>> model = memformer(5, 4, memory="register", key=jax.random.key(0))
     >>> model.depth
     4
@@ -134,6 +136,7 @@ def _normalised(reader: Reader, wanted: bool) -> Reader:
 def linear_transformer(d: int, depth: int, *, key: PRNGKeyArray, **options: object) -> Method:
     """A Memformer without memory.
 
+    >>> import jax
     >>> import lfom
     >>> lfom.linear_transformer(5, 3, key=jax.random.key(0)).depth
     3
@@ -153,6 +156,8 @@ def mixture(
     gates: (heads,), or with per_layer (heads, depth); a last axis holds one value per prompt.
     gating: free (the paper), softmax or hard (see `Mixture`).
 
+    >>> import jax
+    >>> from lfom import memformer, mixture
     >>> expert = memformer(5, 4, key=jax.random.key(0))
     >>> mixture([expert, expert], gating="softmax").weights.tolist()
     [0.5, 0.5]

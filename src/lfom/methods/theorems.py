@@ -1,5 +1,6 @@
 """Weights that make a Memformer run a given method exactly: the paper's theorems as functions.
 
+>>> import jax.numpy as jnp
 >>> import jax
 >>> import lfom
 >>> prompt = lfom.LinearRegression([1.0, 0.5], context=6).prompt(jax.random.key(0))

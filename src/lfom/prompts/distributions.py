@@ -27,6 +27,9 @@ TEXT_SPECTRUM = (1.0, 1.0, 0.5, 0.25, 1.0)  # of the paper's text (docs/mathemat
 def haar_rotation(key: PRNGKeyArray, d: int) -> Float[Array, "d d"]:
     """A rotation drawn uniformly from the orthogonal group.
 
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> from lfom import haar_rotation
     >>> U = haar_rotation(jax.random.key(0), 3)
     >>> bool(jnp.allclose(U @ U.T, jnp.eye(3), atol=1e-5))
     True
@@ -45,6 +48,7 @@ class Distribution(eqx.Module):
     """Where prompts come from. views: those that its prompts can be read in. is_quadratic: whether the loss of a
     context is one, as that of linear regression is.
 
+    >>> import jax
     >>> import lfom
     >>> class Sums(lfom.Distribution):
     ...     dimension = 3
@@ -130,6 +134,8 @@ class LinearRegression(Distribution):
     context: the number n of examples in a prompt. rotation: U (d, d), or None for none;
     draw one with haar_rotation. weights: a fixed w* instead of a random one.
 
+    >>> import jax
+    >>> from lfom import PUBLISHED_SPECTRUM, LinearRegression
     >>> data = LinearRegression(PUBLISHED_SPECTRUM, context=20)
     >>> data.prompts(jax.random.key(0), 8).X.shape
     (8, 20, 5)
@@ -284,6 +290,7 @@ class GaussianMixture(Distribution):
 
     means: (components, d). variances, weights: (components,).
 
+    >>> import jax
     >>> import lfom
     >>> data = lfom.GaussianMixture([[0.0], [3.0]], variances=[1.0, 2.0], weights=[0.5, 0.5], context=6)
     >>> data.prompts(jax.random.key(0), 4).X.shape, data.component(1).means.tolist()

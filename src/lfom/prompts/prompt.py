@@ -114,6 +114,7 @@ def prompt_from_arrays(
     target: a number or (prompts,); weights: the true w (d,) or (prompts, d) where known. link: of a generalised linear
     model, such as lfom.links.LogisticLink() for classes 0 and 1; the target may be a label or its mean then.
 
+    >>> from lfom import prompt_from_arrays
     >>> prompt_from_arrays([[1.0, 0.0]], [2.0], query=[0.5, 1.0], target=1.0).X.shape
     (1, 2)
     """

@@ -74,6 +74,7 @@ class Solution:
     one problem that was brought without an axis of problems has none here. Arrays stay on the device until someone reads
     them.
 
+    >>> import numpy as np
     >>> import lfom
     >>> problems = lfom.LinearSystems(np.eye(2, dtype=np.float32), np.ones(2, np.float32))
     >>> solution = lfom.conjugate_gradient(steps=1).solve(problems)

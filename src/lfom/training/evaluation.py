@@ -38,6 +38,7 @@ Progress = Callable[[float, str], None]  # (the part that is done, in words)
 class Score:
     """What one method scored. Axes: run, step (0 to depth).
 
+    >>> import numpy as np
     >>> import lfom
     >>> losses = np.array([[1.0, 3.0, 2.0, 2.0]])
     >>> score = lfom.Score("mine", losses.mean(1, keepdims=True), losses.std(1, keepdims=True) / 2, losses, 4)
@@ -221,6 +222,7 @@ def evaluate(
     examples of every prompt, for each k, with ridge regression and the Bayes predictor beside it (see `PrefixScore`).
     prompts: 200,000 by default, with contexts 10,000.
 
+    >>> import jax
     >>> from lfom import LinearRegression, evaluate, gradient_descent
     >>> data, methods = LinearRegression([1.0, 0.5], context=6), {"GD": gradient_descent(0.3, steps=4)}
     >>> found = evaluate(methods, data, contexts=[1, 2, 6], prompts=100, key=jax.random.key(0))

@@ -42,6 +42,7 @@ LEAST_SQUARES_UP_TO = 1_500  # parameters: beyond this J^T J is too large, and A
 class Fit:
     """Trained models, one per run and depth.
 
+    >>> import jax
     >>> import lfom
     >>> data, key = lfom.LinearRegression([1.0, 0.5], context=8), jax.random.key(0)
     >>> model = lfom.memformer(2, 2, memory="none", key=key)
@@ -118,6 +119,7 @@ def fit(
     watch: called after every pass with the state and a record of it. tick: called inside a pass with
     the part of it that is done. resume: a state that watch was given.
 
+    >>> import jax
     >>> from lfom import LinearRegression, fit, memformer
     >>> data = LinearRegression([1.0, 0.5], context=8)
     >>> trained = fit(memformer(2, 1, memory="none", key=jax.random.key(0)), data, key=jax.random.key(1))

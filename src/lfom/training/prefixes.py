@@ -57,6 +57,7 @@ class PrefixScore:
     zero: the mean loss of predicting 0. "ridge" has for each number of examples the strength that is best on 500 other
     prompts of the same run.
 
+    >>> import jax
     >>> import lfom
     >>> data, methods = lfom.LinearRegression([1.0, 0.5], context=6), {"CGD": lfom.conjugate_gradient(2)}
     >>> found = lfom.evaluate(methods, data, contexts=[1, 6], prompts=100, key=jax.random.key(0))
