@@ -287,7 +287,7 @@ def test_doubt_is_never_in_our_favour() -> None:
 
     def score(*log_losses: float) -> Score:
         mean = np.exp(np.asarray(log_losses))[:, None]
-        return Score("", mean, 0 * mean, mean, 1)
+        return Score.of("", mean, 0 * mean, mean)
 
     ours, theirs = score(0.1, 0.3), score(0.0, 0.0)
     assert near(ours, theirs, 0.2001)

@@ -208,7 +208,7 @@ def random_scores(methods: dict[str, Any], data: Any, *, prompts: int, **_: Any)
         if isinstance(method, PerRun):
             assert {a.shape[0] for a in jax.tree.leaves(method.stacked)} == {runs}, name
         shape = (runs, (method.stacked if isinstance(method, PerRun) else method).depth + 1)
-        found[name] = Score(name, numbers(*shape), 0.01 * numbers(*shape), numbers(runs, 5), prompts)
+        found[name] = Score.of(name, numbers(*shape), 0.01 * numbers(*shape), numbers(runs, 5))
     return found
 
 
@@ -252,8 +252,8 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Workbench:
                 monkeypatch.setattr(module, name, fake)
         if hasattr(module, "on_adaptation_prompts"):
             fake_scores = lambda found, _: {  # noqa: E731
-                d: Score(
-                    "", numbers(found.runs, d + 1), numbers(found.runs, d + 1), numbers(found.runs, 5), 5
+                d: Score.of(
+                    "", numbers(found.runs, d + 1), numbers(found.runs, d + 1), numbers(found.runs, 5)
                 )
                 for d in found.depths
             }

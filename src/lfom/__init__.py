@@ -8,6 +8,7 @@ from lfom.core import coefficients, links, memories, preconditioners, problems, 
 from lfom.core.archive import own_version
 from lfom.core.checks import InputError
 from lfom.core.coefficients import Coefficient
+from lfom.core.devices import devices
 from lfom.core.kernels import (
     ArcCosineKernel,
     ExponentialKernel,
@@ -100,6 +101,7 @@ __all__ = [
     "conjugate_gradient",
     "ConvexLosses",
     "Distribution",
+    "devices",
     "evaluate",
     "exact_optimum",
     "Experiment",

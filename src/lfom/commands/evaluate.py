@@ -22,7 +22,8 @@ from lfom.limits.optimum import Optimum, exact_optimum, sampled_optima, with_pre
 from lfom.methods.classical import conjugate_gradient
 from lfom.prompts.distributions import LinearRegression
 from lfom.training.checkpoints import Checkpoint, seed_number
-from lfom.training.evaluation import Progress, Score, evaluate
+from lfom.training.evaluation import Progress, evaluate
+from lfom.training.scores import Score
 
 NAMES = {"exact optimum": "optimum", "sampled optimum": "optimum", "preconditioned CGD": "PCGD"}  # in tables
 

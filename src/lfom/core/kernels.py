@@ -60,9 +60,10 @@ class Kernel(abc.ABC):
 class LinearKernel(Kernel):
     """x.x': linear attention, and linear regression.
 
+    >>> import jax.numpy as jnp
     >>> import lfom
-    >>> lfom.LinearKernel()(2.0, 1.0, 4.0)
-    2.0
+    >>> lfom.LinearKernel().between(jnp.array([[1.0, 1.0]]), jnp.array([[2.0, 0.0]])).tolist()
+    [[2.0]]
     """
 
     semidefinite = True
@@ -75,9 +76,10 @@ class LinearKernel(Kernel):
 class ExponentialKernel(Kernel):
     """exp(x.x').
 
+    >>> import jax.numpy as jnp
     >>> import lfom
-    >>> float(lfom.ExponentialKernel()(0.0, 1.0, 1.0))  # from x.x', |x|^2 and |x'|^2
-    1.0
+    >>> lfom.ExponentialKernel().between(jnp.array([[1.0, 0.0]]), jnp.array([[0.0, 1.0]])).tolist()
+    [[1.0]]
     """
 
     semidefinite = True
@@ -90,9 +92,10 @@ class ExponentialKernel(Kernel):
 class GaussianKernel(Kernel):
     """exp(-|x - x'|^2 / (2 width^2)).
 
+    >>> import jax.numpy as jnp
     >>> import lfom
-    >>> float(lfom.GaussianKernel(width=2.0)(1.0, 1.0, 1.0))
-    1.0
+    >>> lfom.GaussianKernel(width=2.0).between(jnp.ones((1, 3)), jnp.ones((1, 3))).tolist()
+    [[1.0]]
     """
 
     semidefinite = True
@@ -113,9 +116,11 @@ class ArcCosineKernel(Kernel):
     """|x| |x'| (sin t + (pi - t) cos t) / pi, t the angle between them: twice the mean of relu(u.x) relu(u.x') over
     standard normal u, the kernel of a wide layer of ReLU units.
 
+    >>> import jax.numpy as jnp
     >>> import lfom
-    >>> round(float(lfom.ArcCosineKernel()(1.0, 1.0, 1.0)), 6)  # of a vector of length 1 and itself
-    1.0
+    >>> x = jnp.array([[1.0, 0.0]])
+    >>> lfom.ArcCosineKernel().between(x, jnp.array([[1.0, 0.0], [-1.0, 0.0]])).round(4).tolist()
+    [[1.0, 0.0]]
     """
 
     semidefinite = True

@@ -82,14 +82,14 @@ def part(
     kind: of all parameters in it that do not say their own. axes: what stands before their own axes, with
     `unread` and `scales` over these. sets_scale: its trained parameters scale the direction.
 
-    >>> import numpy as np
+    >>> import jax.numpy as jnp
     >>> import lfom
     >>> class Twice(lfom.Memory):
     ...     one: lfom.Memory = lfom.part()
     ...     def __call__(self, direction, past, state, problem, layer):
     ...         step, past = self.one(direction, past, state, problem, layer)
     ...         return 2 * step, past
-    >>> Twice(lfom.memories.Forget(np.ones(3))).one.eta.shape
+    >>> Twice(lfom.memories.Forget(jnp.ones(3))).one.eta.shape
     (3,)
     """
     return _declared(Declaration(kind, axes, unread, scales, sets_scale), options)

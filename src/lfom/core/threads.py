@@ -1,15 +1,22 @@
-"""Independent compiled work side by side.
+"""Independent compiled work side by side, on all devices that are used.
 
 Compiling and the small fused loops of the iterate view keep one core busy each, and both release
 the interpreter's lock: threads are enough to use the others.
 """
 
+import collections
+import contextlib
+import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
+
+from lfom.core.devices import used
+
+AHEAD = 4  # pieces that are begun or done for each thread before their results are asked for
 
 
 def cores() -> int:
@@ -18,16 +25,33 @@ def cores() -> int:
     return len(allowed(0)) if allowed else os.cpu_count() or 1
 
 
-def in_threads(work: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
-    """work(item) for every item, as many at a time as there are cores, in the order of items."""
+def in_threads(
+    work: Callable[[Any], Any], items: Iterable[Any], at_a_time: int | None = None
+) -> Iterator[Any]:
+    """work(item) for every item, as many at a time as there are cores or devices, in the order of items."""
     double = bool(jax.config.jax_enable_x64)  # type: ignore[attr-defined]
+    there, chosen = used(), jax.config.jax_default_device  # type: ignore[attr-defined]
+    first = None if chosen is not None else jax.local_devices()[0]
+    turns = itertools.cycle([None if device == first else device for device in there])  # None: JAX's default
 
-    def in_same_precision(item: Any) -> Any:
-        with jax.enable_x64(double):  # the setting of a `with` block belongs to its thread
+    def in_same_setting(item: Any) -> Any:
+        """The settings of `with` blocks belong to their thread."""
+        device = next(turns)
+        place = contextlib.nullcontext() if device is None else jax.default_device(device)
+        with jax.enable_x64(double), place:
             return work(item)
 
-    pool = ThreadPoolExecutor(max_workers=cores())
+    workers = at_a_time or max(cores(), len(there))
+    pool = ThreadPoolExecutor(max_workers=workers)
+    begun: collections.deque[Future[Any]] = collections.deque()
+    rest = iter(items)
     try:
-        yield from pool.map(in_same_precision, items)
+        for item in itertools.islice(rest, AHEAD * workers):
+            begun.append(pool.submit(in_same_setting, item))
+        while begun:
+            found = begun.popleft().result()
+            for item in itertools.islice(rest, 1):
+                begun.append(pool.submit(in_same_setting, item))
+            yield found
     finally:  # after an error or Ctrl-C nobody waits for what is still running
         pool.shutdown(wait=False, cancel_futures=True)

@@ -25,7 +25,8 @@ from lfom.methods.classical import APPENDIX_B, conjugate_gradient, momentum, nes
 from lfom.methods.memformer import mixture
 from lfom.prompts.distributions import PUBLISHED_SPECTRUM, LinearRegression
 from lfom.training import Adam, Fit, State, fit
-from lfom.training.evaluation import evaluate_on, log_floor
+from lfom.training.evaluation import evaluate_on
+from lfom.training.scores import log_floor
 
 BATCH = 1_000  # prompts of a batch, and of a score
 STEPS = 1_000  # of Adam, in each of two stages
@@ -53,7 +54,7 @@ def scores(methods: dict[str, dict[int, Any]], sets: Any, size: int = BATCH) -> 
     found = evaluate_on(named, sets)
 
     def of(name: str) -> np.ndarray:
-        last = found[name].last
+        last = np.asarray(found[name].last)
         return log_floor(last.reshape(len(last), -1, size).mean(axis=2))
 
     return {name: {d: of(f"{name} {d}") for d in by_depth} for name, by_depth in methods.items()}

@@ -21,7 +21,9 @@ def at_step(score: Score, step: int) -> Score:
 
 
 def take_runs(score: Score, runs: slice) -> Score:
-    return replace(score, mean=score.mean[runs], stderr=score.stderr[runs], last=score.last[runs])
+    arrays = {name: getattr(score, name) for name in ("mean", "stderr", "groups", "counts", "last")}
+    kept: Any = {name: None if a is None else a[runs] for name, a in arrays.items()}
+    return replace(score, **kept)
 
 
 def by_depth(

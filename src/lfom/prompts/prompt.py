@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any, ClassVar
 
 import equinox as eqx
+import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
@@ -70,7 +71,7 @@ class LinkPrompt(Prompt):
 
     >>> import lfom
     >>> prompt = lfom.prompt_from_arrays([[1.0], [2.0]], [0, 1], [1.0], 1, link=lfom.links.LogisticLink())
-    >>> isinstance(prompt, lfom.LinkPrompt), float(prompt.link.mean(0.0))
+    >>> isinstance(prompt, lfom.LinkPrompt), float(prompt.link.mean(prompt.target * 0))
     (True, 0.5)
     """
 
@@ -118,20 +119,7 @@ def prompt_from_arrays(
     >>> prompt_from_arrays([[1.0, 0.0]], [2.0], query=[0.5, 1.0], target=1.0).X.shape
     (1, 2)
     """
-    rank = checks.axes("X", X)
-    if rank not in (2, 3):
-        raise InputError(f"X has {rank} axes: pass (n, d) for one prompt or (prompts, n, d) for a batch.")
-    lead: tuple[int | None, ...] = () if rank == 2 else (None,)
-    item = None if rank == 2 else "prompt"
-    X = checks.real_array("X", X, (*lead, None, None), item=item)
-    batch, (n, d) = X.shape[:-2], X.shape[-2:]
-    plain = Prompt(
-        X,
-        checks.real_array("y", y, (*batch, n), item=item),
-        checks.real_array("query", query, (*batch, d), item=item),
-        checks.real_array("target", target, batch, item=item),
-        None if weights is None else checks.real_array("weights", weights, (*batch, d), item=item),
-    )
+    plain = _prompt(X, y, query, target, weights)
     if link is None:
         return plain
     linked = LinkPrompt(*_arrays(plain), link=link)
@@ -139,11 +127,53 @@ def prompt_from_arrays(
     return linked
 
 
-def checked(prompt: Prompt) -> Prompt:
-    """The same prompt, or an error that says what is wrong with it."""
-    plain = prompt_from_arrays(*_arrays(prompt))
+def _prompt(X: Any, y: Any, query: Any, target: Any, weights: Any, finite: bool = True) -> Prompt:
+    """finite: whether numbers are looked at as well as shapes."""
+    rank = checks.axes("X", X)
+    if rank not in (2, 3):
+        raise InputError(f"X has {rank} axes: pass (n, d) for one prompt or (prompts, n, d) for a batch.")
+    lead: tuple[int | None, ...] = () if rank == 2 else (None,)
+    item = None if rank == 2 else "prompt"
+    X = checks.real_array("X", X, (*lead, None, None), finite=finite, item=item)
+    batch, (n, d) = X.shape[:-2], X.shape[-2:]
+    return Prompt(
+        X,
+        checks.real_array("y", y, (*batch, n), finite=finite, item=item),
+        checks.real_array("query", query, (*batch, d), finite=finite, item=item),
+        checks.real_array("target", target, batch, finite=finite, item=item),
+        None
+        if weights is None
+        else checks.real_array("weights", weights, (*batch, d), finite=finite, item=item),
+    )
+
+
+def checked(prompt: Prompt, finite: bool = True) -> Prompt:
+    """The same prompt, or an error that says what is wrong with it. finite: whether its numbers are looked at, which copies
+    them from the device."""
+    if not finite and _as_it_should_be(prompt):
+        prompt.check_labels()
+        return prompt
+    plain = _prompt(*_arrays(prompt), finite=finite)
     prompt.check_labels()
     return dataclasses.replace(prompt, **vars(plain))
+
+
+def _as_it_should_be(prompt: Prompt) -> bool:
+    """Whether it holds JAX's arrays of real numbers, in shapes that go together."""
+    arrays = _arrays(prompt)
+    if not all(
+        isinstance(a, Array) and jnp.issubdtype(a.dtype, jnp.floating) for a in arrays if a is not None
+    ):
+        return False
+    batch, (n, d) = prompt.X.shape[:-2], (*prompt.X.shape, 0, 0)[-4:-2]
+    shapes = [(*batch, n, d), (*batch, n), (*batch, d), batch, (*batch, d)]
+    known = [a is None or a.shape == shape for a, shape in zip(arrays, shapes, strict=True)]
+    return prompt.X.ndim in (2, 3) and prompt.X.size > 0 and all(known)
+
+
+def sound(prompt: Prompt) -> Array:
+    """Whether all numbers are finite, where the prompt is."""
+    return jnp.stack([jnp.isfinite(a).all() for a in _arrays(prompt) if a is not None]).all()
 
 
 def _arrays(prompt: Prompt) -> tuple[Any, ...]:

@@ -6,18 +6,20 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jaxtyping import Float
 
 from lfom.core import checks
 from lfom.core.arrays import PROMPTS_LAST
+from lfom.core.checks import is_concrete
 from lfom.core.kernels import check_semidefinite
 from lfom.core.methods import Algorithm
 from lfom.core.parameters import check_layers, leaves, replaced
 from lfom.core.problems import IterateProblem, JointGram, KernelMatrix, Problem
 from lfom.core.states import VIEWS, NoSuchView, common
 from lfom.core.unroll import unroll
-from lfom.prompts.prompt import Prompt, checked, problem_of
+from lfom.prompts.prompt import Prompt, checked, problem_of, sound
 
 
 class Trajectory(eqx.Module):
@@ -56,14 +58,20 @@ def run(algorithm: Algorithm, prompt: Prompt | Problem, *, view: str | None = No
     check_layers(algorithm, algorithm.depth)
     if isinstance(prompt, Problem):  # a user's argument: a prompt, or a problem
         return _on_problem(algorithm, prompt)
-    prompt = checked(prompt)
+    prompt = checked(prompt, finite=False)
     if view is not None:
         checks.known("view", view, VIEWS)
     else:
         view = next(iter(common(algorithm.views, prompt.views)), "iterates")  # says why not
     if view not in prompt.views:
         prompt.problem(view)  # says why not
-    return RUNNERS[view](algorithm, prompt)
+    if view == "kernel":
+        return _on_kernel(algorithm, checked(prompt))
+    plain = all(isinstance(leaf, Array | np.ndarray) for leaf in jax.tree.leaves(algorithm))
+    found, finite = (_of_arrays if plain else _of_anything)(algorithm, prompt, view)
+    if is_concrete(finite) and not finite:
+        checked(prompt)  # says which number is not
+    return found
 
 
 def iterate_problem(prompt: Prompt, algorithm: Algorithm) -> IterateProblem:
@@ -88,7 +96,15 @@ def _each(one: Callable[[Algorithm, Prompt], Array], algorithm: Algorithm, promp
     return jax.vmap(single, in_axes=(axes, 0), out_axes=1)([leaf.array for leaf in known], prompt)
 
 
-@eqx.filter_jit
+def _run(algorithm: Algorithm, prompt: Prompt, view: str) -> tuple[Trajectory, Array]:
+    """And whether the prompt's numbers are finite: one program, and one flag that comes back."""
+    return RUNNERS[view](algorithm, prompt), sound(prompt)
+
+
+_of_arrays = jax.jit(_run, static_argnames="view")  # starts in half the time
+_of_anything = eqx.filter_jit(_run)  # also where a leaf is no array
+
+
 def _on_tokens(algorithm: Algorithm, prompt: Prompt) -> Trajectory:
     def one(algorithm: Algorithm, single: Prompt) -> Array:
         return unroll(algorithm, single.problem("tokens"))
@@ -96,7 +112,6 @@ def _on_tokens(algorithm: Algorithm, prompt: Prompt) -> Trajectory:
     return Trajectory(_each(one, algorithm, prompt), None, "tokens")
 
 
-@eqx.filter_jit
 def _on_iterates(algorithm: Algorithm, prompt: Prompt) -> Trajectory:
     if prompt.batched and prompt.X.shape[-1] <= PROMPTS_LAST:  # prompts last: see lfom.core.arrays
         w = jnp.moveaxis(unroll(algorithm, prompt.problem("iterates")), 1, -1)
@@ -109,7 +124,6 @@ def _on_iterates(algorithm: Algorithm, prompt: Prompt) -> Trajectory:
     return Trajectory(jnp.sum(w * prompt.query, axis=-1), w, "iterates")
 
 
-@eqx.filter_jit
 def _on_joint(algorithm: Algorithm, prompt: Prompt) -> Trajectory:
     return Trajectory(unroll(algorithm, JointGram.of(prompt))[:, 0], None, "joint")
 
@@ -133,4 +147,4 @@ def _on_problem(algorithm: Algorithm, problem: Problem) -> Trajectory:
     return Trajectory(unroll(algorithm, problem), None, type(problem).__name__)
 
 
-RUNNERS = {"tokens": _on_tokens, "joint": _on_joint, "kernel": _on_kernel, "iterates": _on_iterates}
+RUNNERS = {"tokens": _on_tokens, "joint": _on_joint, "iterates": _on_iterates}

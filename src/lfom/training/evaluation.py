@@ -1,11 +1,14 @@
-"""Scores on fresh prompts: every step of the trajectory, spread, tails, paired differences."""
+"""Scores on fresh prompts: every step of the trajectory, on all devices that are used.
+
+Prompts are drawn in numbered blocks of a fixed size. A chunk is as many blocks as suit the device: it is drawn, run and summed
+there, block by block, and what comes back is a few numbers of each block. The host adds them in float64, in the order of
+blocks: who computed a block, and when, changes nothing.
+"""
 
 import functools
-import itertools
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import equinox as eqx
 import jax
@@ -15,6 +18,7 @@ from jax import Array
 
 from lfom.core import checks
 from lfom.core.arrays import as_array
+from lfom.core.devices import used
 from lfom.core.kernels import Kernel, check_semidefinite
 from lfom.core.methods import Algorithm
 from lfom.core.parameters import rebuilt, widened
@@ -24,79 +28,16 @@ from lfom.core.states import VIEWS, common
 from lfom.core.threads import in_threads
 from lfom.core.unroll import losses
 from lfom.training.prefixes import PrefixScore, prefix_scores
+from lfom.training.scores import BINS, GROUPS, Score, counted
 
 ITERATES = ("iterates", None)
-FLOOR = -60.0  # what the log of a loss that is zero to rounding is written as
-WORST = 1e-4  # the share of prompts called the worst
+MOST = 2**20  # prompts of a chunk on an accelerator
+BYTES = 2**29  # that the problems of a chunk may take there
+IN_A_BLOCK = 100  # groups of prompts
 
 
 View = tuple[str, Kernel | None]  # its name, and the kernel if it is that of one
 Progress = Callable[[float, str], None]  # (the part that is done, in words)
-
-
-@dataclass(frozen=True)
-class Score:
-    """What one method scored. Axes: run, step (0 to depth).
-
-    >>> import numpy as np
-    >>> import lfom
-    >>> losses = np.array([[1.0, 3.0, 2.0, 2.0]])
-    >>> score = lfom.Score("mine", losses.mean(1, keepdims=True), losses.std(1, keepdims=True) / 2, losses, 4)
-    >>> round(score.log_loss, 4), score.minus(score)  # the log of 2
-    (0.6931, (0.0, 0.0))
-    """
-
-    name: str
-    mean: np.ndarray  # (runs, steps) mean loss over prompts
-    stderr: np.ndarray  # (runs, steps) its standard error
-    last: np.ndarray  # (runs, prompts) loss of every prompt after the last step
-    prompts: int
-
-    @property
-    def log_mean(self) -> np.ndarray:
-        """(runs, steps), FLOOR where the loss is zero to rounding."""
-        return log_floor(self.mean)
-
-    @property
-    def log_loss(self) -> float:
-        """Log loss after the last step, averaged over runs."""
-        return float(np.mean(self.log_mean[:, -1]))
-
-    @property
-    def log_stderr(self) -> np.ndarray:
-        return self.stderr / np.maximum(self.mean, 1e-300)
-
-    @property
-    def spread(self) -> float:
-        """Standard deviation over runs of the last log loss (0 for one run)."""
-        column = self.log_mean[:, -1]
-        return float(np.std(column, ddof=1)) if len(column) > 1 else 0.0
-
-    @property
-    def log_median(self) -> float:
-        """Log of the median prompt's loss, averaged over runs."""
-        return float(np.mean(log_floor(np.median(self.last, axis=1))))
-
-    @property
-    def worst_share(self) -> float:
-        """The part of the total loss that the worst 0.01 % of prompts make."""
-        count = max(1, round(WORST * self.prompts))
-        top = np.partition(self.last, -count, axis=1)[:, -count:].sum(axis=1)
-        return float(np.mean(top / np.maximum(self.last.sum(axis=1), 1e-300)))
-
-    def minus(self, other: "Score") -> tuple[float, float]:
-        """This method's last log loss minus another's on the same prompts, and the standard
-        error of that difference: over runs if there are several, else over prompts."""
-        per_run = self.log_mean[:, -1] - other.log_mean[:, -1]
-        if len(per_run) > 1:
-            return float(per_run.mean()), float(per_run.std(ddof=1) / math.sqrt(len(per_run)))
-        ratio = self.last / max(self.mean[0, -1], 1e-300) - other.last / max(other.mean[0, -1], 1e-300)
-        return float(per_run[0]), float(ratio.std() / math.sqrt(self.prompts))
-
-
-def log_floor(value: Any) -> np.ndarray:
-    value = np.asarray(value, np.float64)
-    return np.where(value <= math.exp(FLOOR), FLOOR, np.log(np.maximum(value, 1e-300)))  # NaN stays NaN
 
 
 @dataclass(frozen=True)
@@ -114,15 +55,55 @@ class _Entry:
     def of_run(self, run: int) -> list[Array]:
         return self.arrays[run if len(self.arrays) > 1 else 0]
 
-    def sums(self, run: int, prompts: dict[View, Problem]) -> Any:
-        return _sums(self.structure, self.of_run(run), self.active, self.steps, prompts[self.view])
+    def sums(self, run: int, blocks: "Blocks") -> Any:
+        return _sums(self.structure, self.of_run(run), self.active, self.steps, *blocks.of(self.view))
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The prompts of a chunk in each of the views, blocks on the leading axis; alive: 1 for the blocks that count."""
+
+    drawn: dict[View, Problem]
+    alive: np.ndarray
+
+    def of(self, view: View) -> tuple[Problem, np.ndarray]:
+        return self.drawn[view], self.alive
+
+    def first(self, view: View) -> Problem:
+        return jax.tree.map(lambda a: a[0], self.drawn[view])
+
+
+class Sums(NamedTuple):
+    """Of every block: sums over prompts of the losses of each step and of their squares, and of the last losses over groups of
+    prompts; how many of the last losses fall into each bin; the last losses themselves."""
+
+    losses: Any  # (blocks, steps)
+    squares: Any  # (blocks, steps)
+    groups: Any  # (blocks, groups)
+    counts: Any  # (BINS,)
+    last: Any  # (blocks, prompts)
 
 
 @functools.partial(jax.jit, static_argnames="structure")
-def _sums(structure: Any, arrays: list[Array], active: Array, steps: Array, prompts: Problem) -> Any:
-    """Sums over prompts of the losses (steps,) and of their squares, and the losses after `steps`."""
-    values = losses(rebuilt(structure, arrays), prompts, active)
-    return jnp.sum(values, axis=1), jnp.sum(values**2, axis=1), values[steps]
+def _sums(
+    structure: Any, arrays: list[Array], active: Array, steps: Array, blocks: Problem, alive: Array
+) -> Sums:
+    method = rebuilt(structure, arrays)
+    values = _each_block(lambda problem: losses(method, problem, active), blocks)
+    last = jnp.take(values, steps, axis=1)
+    size = last.shape[1]
+    groups = last.reshape(len(last), -1, size // IN_A_BLOCK) if size % IN_A_BLOCK == 0 else last[..., None]
+    times = jnp.broadcast_to(alive[:, None], last.shape)
+    return Sums(
+        jnp.sum(values, axis=2), jnp.sum(values**2, axis=2), groups.sum(axis=2), counted(last, times), last
+    )
+
+
+def _each_block(work: Callable[[Any], Any], blocks: Any) -> Any:
+    """One block is computed as it is: its program compiles faster."""
+    if jax.tree.leaves(blocks)[0].shape[0] > 1:
+        return jax.vmap(work)(blocks)
+    return jax.tree.map(lambda a: a[None], work(jax.tree.map(lambda a: a[0], blocks)))
 
 
 def _entries(methods: Mapping[str, Any], d: int, views: tuple[str, ...] = VIEWS) -> list[_Entry]:
@@ -185,6 +166,7 @@ def evaluate(
     contexts: None = ...,
     prompts: int | None = ...,
     chunk: int = ...,
+    every: bool = ...,
     key: Array,
     progress: Progress | None = ...,
 ) -> dict[str, Score]: ...
@@ -210,6 +192,7 @@ def evaluate(
     contexts: Any = None,
     prompts: int | None = None,
     chunk: int = 2_000,
+    every: bool = False,
     key: Array,
     progress: Progress | None = None,
 ) -> dict[str, Score] | dict[str, PrefixScore]:
@@ -220,7 +203,8 @@ def evaluate(
     only runs on tokens or has a kernel, all are scored with the one query that was drawn with each prompt.
     contexts: numbers of examples, such as range(1, n + 1). Each method is then scored after its last step on the first k
     examples of every prompt, for each k, with ridge regression and the Bayes predictor beside it (see `PrefixScore`).
-    prompts: 200,000 by default, with contexts 10,000.
+    prompts: 200,000 by default, with contexts 10,000. chunk: how many are drawn with one key, which decides what is drawn.
+    every: keep the loss of every prompt (`Score.last`), in memory that grows with their number.
 
     >>> import jax
     >>> from lfom import LinearRegression, evaluate, gradient_descent
@@ -244,28 +228,49 @@ def evaluate(
         return prefix_scores(entries, sources, contexts, prompts, chunk, key, progress)
     views = tuple(dict.fromkeys(entry.view for entry in entries))
 
-    def draw(run: int, index: int) -> dict[View, Problem]:
-        place = (as_array(np.int32(index)), as_array(np.int32(run)))
-        return dict(zip(views, _draw(sources[run], key, *place, chunk, views), strict=True))
+    blocks = max(prompts // chunk, 1)
+    many = _at_once(sources[0], chunk, views, blocks)
 
-    chunks = max(prompts // chunk, 1)
-    return _scores(entries, draw, len(sources), chunks, chunks * chunk, progress)
+    def draw(run: int, start: int) -> Blocks:
+        place = np.arange(start, start + many, dtype=np.int32)
+        drawn = _draw(sources[run], key, as_array(place), as_array(np.int32(run)), chunk, views)
+        return Blocks(dict(zip(views, drawn, strict=True)), (place < blocks).astype(np.int32))
+
+    return _scores(entries, draw, len(sources), range(0, blocks, many), blocks * chunk, every, progress)
 
 
-@eqx.filter_jit
-def _draw(
-    source: Any, key: Array, index: Array, run: Array, chunk: int, views: tuple[View, ...]
+def _at_once(source: Any, chunk: int, views: tuple[View, ...], blocks: int) -> int:
+    """Blocks of a chunk: one where a core's cache holds a block and little more; on an accelerator a power of two."""
+    if jax.default_backend() == "cpu":
+        return 1
+    one = eqx.filter_eval_shape(
+        _blocks, source, jax.random.key(0), jnp.zeros(1, jnp.int32), jnp.zeros((), jnp.int32), chunk, views
+    )
+    size = sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(one))
+    many = max(min(BYTES // size, MOST // chunk, blocks), 1)
+    return 1 << (many - 1).bit_length() if many == blocks else 1 << many.bit_length() - 1
+
+
+def _blocks(
+    source: Any, key: Array, places: Array, run: Array, chunk: int, views: tuple[View, ...]
 ) -> list[Problem]:
-    """The same prompts in each of the views."""
-    key = jax.random.fold_in(jax.random.fold_in(key, index), run)
+    """The same prompts in each of the views: blocks of them on the leading axis."""
     names = {view[0] for view in views}
-    if names <= {"iterates"}:
-        return [source.problems(key, chunk, "iterates")]
-    if names <= {"iterates", "joint"}:
-        joints = source.joints(key, chunk)
-        return [joints if view[0] == "joint" else joints.as_quadratic() for view in views]
-    drawn = source.prompts(key, chunk)
-    return [drawn.problem(*view) for view in views]
+
+    def block(index: Array) -> list[Problem]:
+        own = jax.random.fold_in(jax.random.fold_in(key, index), run)
+        if names <= {"iterates"}:
+            return [source.problems(own, chunk, "iterates")]
+        if names <= {"iterates", "joint"}:
+            joints = source.joints(own, chunk)
+            return [joints if view[0] == "joint" else joints.as_quadratic() for view in views]
+        drawn = source.prompts(own, chunk)
+        return [drawn.problem(*view) for view in views]
+
+    return _each_block(block, places)
+
+
+_draw: Any = eqx.filter_jit(_blocks)
 
 
 def evaluate_on(methods: Mapping[str, Any], sets: Quadratic, chunk: int = 2_000) -> dict[str, Score]:
@@ -273,18 +278,19 @@ def evaluate_on(methods: Mapping[str, Any], sets: Quadratic, chunk: int = 2_000)
     whole = jax.tree.map(np.asarray, sets)
     runs, *_, prompts = whole.moment.shape
 
-    def draw(run: int, index: int) -> dict[View, Problem]:
+    def draw(run: int, index: int) -> Blocks:
         part = slice(index * chunk, min((index + 1) * chunk, prompts))
         empty = chunk - (part.stop - part.start)  # filled up with prompts whose loss is zero
 
         def cut(a: np.ndarray) -> np.ndarray:
-            return np.pad(a[run, ..., part], [(0, 0)] * (a.ndim - 2) + [(0, empty)])
+            return np.pad(a[run, ..., part], [(0, 0)] * (a.ndim - 2) + [(0, empty)])[None]
 
-        return {ITERATES: jax.tree.map(cut, whole)}
+        return Blocks({ITERATES: jax.tree.map(cut, whole)}, np.ones(1, np.int32))
 
     entries = _entries(methods, whole.moment.shape[1])
     _check_runs(entries, runs)
-    return _scores(entries, draw, runs, -(-prompts // chunk), prompts)
+    found = _scores(entries, draw, runs, range(-(-prompts // chunk)), prompts, every=True)
+    return {name: Score.of(name, one.mean, one.stderr, one.last[:, :prompts]) for name, one in found.items()}  # type: ignore[index]
 
 
 def _check_runs(entries: list[_Entry], runs: int) -> None:
@@ -298,57 +304,92 @@ def _check_runs(entries: list[_Entry], runs: int) -> None:
 
 def _scores(
     entries: list[_Entry],
-    draw: Callable[[int, int], dict[View, Problem]],
+    draw: Callable[[int, int], Blocks],
     runs: int,
-    chunks: int,
+    starts: range,
     prompts: int,
+    every: bool,
     progress: Progress | None = None,
 ) -> dict[str, Score]:
-    """Chunks of runs side by side in threads; before that, what has to be compiled."""
-    finished = itertools.count(1)
+    """Chunks of runs side by side in threads; before that, what has to be compiled. starts: the first block of each chunk."""
     first = draw(0, 0)
     for entry in entries:
-        if entry.view not in first:
+        if entry.view not in first.drawn:
             raise checks.InputError(
-                f"{entry.name} runs in the view {entry.view[0]!r}, and these prompts are given as {', '.join(v for v, _ in first)}: score it "
-                "with evaluate on a distribution."
+                f"{entry.name} runs in the view {entry.view[0]!r}, and these prompts are given as "
+                f"{', '.join(v for v, _ in first.drawn)}: score it with evaluate on a distribution."
             )
-    for (_, kernel), problem in first.items():
-        if kernel is not None:
-            check_semidefinite(kernel, problem.unknowns() * problem.gram)  # type: ignore[attr-defined]
+    for view in first.drawn:
+        if view[1] is not None:
+            problem: Any = first.first(view)
+            check_semidefinite(view[1], problem.unknowns() * problem.gram)
     list(in_threads(lambda entry: entry.sums(0, first), {e.structure: e for e in entries}.values()))
+    every = every or prompts <= GROUPS
 
-    def one(item: tuple[int, int]) -> list[Any]:
-        run, index = item
-        drawn = draw(run, index)
-        found = jax.device_get([entry.sums(run, drawn) for entry in entries])
+    def one(item: tuple[int, int]) -> list[Sums]:
+        run, start = item
+        blocks = draw(run, start)
+        begun = [entry.sums(run, blocks) for entry in entries]
+        kept = [own if every else own._replace(last=None) for own in begun]
+        return [_that_count(own, int(blocks.alive.sum())) for own in jax.device_get(kept)]
+
+    items = [(run, start) for run in range(runs) for start in starts]
+    totals = [[Total.nothing(entry.steps + 1, every) for _ in range(runs)] for entry in entries]
+    found = in_threads(one, items, None if jax.default_backend() == "cpu" else 2 * len(used()))
+    for at, ((run, start), parts) in enumerate(zip(items, found, strict=True)):
+        for own, part in zip(totals, parts, strict=True):
+            own[run].add(part, start)
         if progress:
-            done = next(finished) / (runs * chunks)
+            done = (at + 1) / len(items)
             progress(done, f"{int(done * prompts):,} of {prompts:,} prompts")
-        return found
-
-    found = list(in_threads(one, [(run, index) for run in range(runs) for index in range(chunks)]))
-    return {
-        entry.name: _score(
-            entry, [[part[at] for part in found[r * chunks : (r + 1) * chunks]] for r in range(runs)], prompts
-        )
-        for at, entry in enumerate(entries)
-    }
+    return {entry.name: _score(entry.name, own, prompts) for entry, own in zip(entries, totals, strict=True)}
 
 
-def _score(entry: _Entry, parts: list[list[Any]], prompts: int) -> Score:
-    """parts: of each run and chunk."""
-    steps = entry.steps + 1
+def _that_count(part: Sums, blocks: int) -> Sums:
+    """Without the blocks that only fill the chunk."""
+    return Sums(*(a if name == "counts" or a is None else a[:blocks] for name, a in part._asdict().items()))
+
+
+@dataclass
+class Total:
+    """The sums of a run so far, in float64."""
+
+    losses: np.ndarray  # (steps,)
+    squares: np.ndarray  # (steps,)
+    groups: np.ndarray  # (GROUPS,)
+    counts: np.ndarray  # (BINS,)
+    last: list[np.ndarray] | None
+
+    @classmethod
+    def nothing(cls, steps: int, every: bool) -> "Total":
+        last: list[np.ndarray] | None = [] if every else None
+        return cls(np.zeros(steps), np.zeros(steps), np.zeros(GROUPS), np.zeros(BINS, np.int64), last)
+
+    def add(self, part: Sums, start: int) -> None:
+        """start: the number of the first block."""
+        steps = len(self.losses)
+        self.losses += part.losses[:, :steps].sum(axis=0, dtype=np.float64)
+        self.squares += part.squares[:, :steps].sum(axis=0, dtype=np.float64)
+        self.counts += part.counts
+        blocks, size = part.groups.shape
+        places = (start * size + np.arange(blocks * size)) % GROUPS
+        self.groups += np.bincount(places, part.groups.ravel().astype(np.float64), GROUPS)
+        if self.last is not None:
+            self.last.append(part.last.ravel())
+
+
+def _score(name: str, runs: list[Total], prompts: int) -> Score:
     mean, square = (
-        np.stack([sum(part[i].astype(np.float64) for part in own)[:steps] for own in parts]) / prompts
-        for i in range(2)
+        np.stack([getattr(own, field) for own in runs]) / prompts for field in ("losses", "squares")
     )
     if not np.isfinite(mean).all():
         run, step = np.argwhere(~np.isfinite(mean))[0]
         raise FloatingPointError(
-            f"the loss of {entry.name} is not finite in run {run} after {step} steps: the method diverges "
+            f"the loss of {name} is not finite in run {run} after {step} steps: the method diverges "
             "on these prompts. Lower its step sizes, or train it on this distribution."
         )
     stderr = np.sqrt(np.maximum(square - mean**2, 0) / prompts)
-    last = np.stack([np.concatenate([part[2] for part in own])[:prompts] for own in parts])
-    return Score(entry.name, mean, stderr, last, prompts)
+    if any(own.last is None for own in runs):
+        groups, counts = (np.stack([getattr(own, field) for own in runs]) for field in ("groups", "counts"))
+        return Score(name, mean, stderr, prompts, groups, counts)
+    return Score.of(name, mean, stderr, np.stack([np.concatenate(own.last or []) for own in runs]))
