@@ -18,6 +18,7 @@ from lfom.commands.solve import solve_command
 from lfom.commands.train import train_command
 from lfom.core.checks import InputError
 from lfom.core.compiler import keep_sums
+from lfom.core.hosts import writes
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -66,7 +67,10 @@ def main() -> None:
     try:
         app()
     except InputError as error:
-        Console(stderr=True, style="red").print(f"lfom: {error}", highlight=False)
+        heard = (
+            sys.stderr if writes() else sys.__stderr__
+        )  # of several processes one tells, but each its errors
+        Console(file=heard, style="red").print(f"lfom: {error}", highlight=False)
         sys.exit(2)
 
 

@@ -11,6 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from lfom.commands.hosts import Coordinator, Devices, Hosts, Process, Processes, placed, same_file
 from lfom.commands.options import AsJson, With, print_json, types_of
 from lfom.commands.problem_files import load_checkpoint
 from lfom.commands.progress import PartProgress
@@ -39,9 +40,15 @@ def evaluate_command(
     seed: Annotated[int | None, typer.Option(help="Seed of the prompts. [default: that of the file]")] = None,
     with_: With = None,
     as_json: AsJson = False,
+    devices: Devices = None,
+    hosts: Hosts = False,
+    coordinator: Coordinator = None,
+    processes: Processes = None,
+    process: Process = None,
 ) -> None:
     """Score a checkpoint on fresh prompts, beside CGD and the optimum on the same ones."""
-    checkpoint, _ = load_checkpoint(file, types_of(with_))
+    placed(devices, hosts, coordinator, processes, process)
+    checkpoint, _ = load_checkpoint(same_file(file), types_of(with_))
     if seed is not None:
         checkpoint = replace(checkpoint, seed=seed_number(seed))
     prompts = count("prompts", (200_000 if contexts is None else 10_000) if prompts is None else prompts)

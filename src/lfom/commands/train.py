@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 
 from lfom.commands.evaluate import print_scores, reference_name, score_rows
+from lfom.commands.hosts import SCALE, Coordinator, Devices, Hosts, Process, Processes, placed, same_file
 from lfom.commands.options import With, option, print_json, types_of
 from lfom.commands.problem_files import check_out, load_checkpoint
 from lfom.commands.progress import PartProgress, TrainingProgress, estimate, stages
@@ -36,7 +37,15 @@ from lfom.training.state import Diverged, State
 
 SPECTRA = {"published": PUBLISHED_SPECTRUM, "text": TEXT_SPECTRUM}
 KIND = {"joint": "with any P and Q", "tokens": "on tokens"}
-WITH_RESUME = {"resume", "out", "force", "as_json", "prompts", "with_"}  # the rest is in the checkpoint
+WITH_RESUME = {
+    "resume",
+    "out",
+    "force",
+    "as_json",
+    "prompts",
+    "with_",
+    *SCALE,
+}  # the rest is in the checkpoint
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 
@@ -96,8 +105,14 @@ def train_command(
     with_: With = None,
     licence: Annotated[str, option("Licence of the checkpoint, as an SPDX name.", "Output")] = LICENCE,
     as_json: Annotated[bool, option("Print JSON instead of a table.", "Output", "--json")] = False,
+    devices: Devices = None,
+    hosts: Hosts = False,
+    coordinator: Coordinator = None,
+    processes: Processes = None,
+    process: Process = None,
 ) -> None:
     """Train a model; a checkpoint is kept after every pass, and Ctrl-C loses nothing."""
+    placed(devices, hosts, coordinator, processes, process)
     given = {name for name in context.params if _given(context, name)}
     if resume is not None:
         checkpoint, licence = _resumed(resume, given, prompts, with_)
@@ -279,7 +294,7 @@ def _resumed(path: Path, given: set[str], prompts: int, with_: list[Path] | None
             f"{names} cannot be combined with --resume: the checkpoint says how it is trained. Leave them "
             "out, or start a new training without --resume."
         )
-    checkpoint, facts = load_checkpoint(path, types_of(with_))
+    checkpoint, facts = load_checkpoint(same_file(path), types_of(with_))
     if "prompts" in given:
         checkpoint = replace(checkpoint, prompts=checks.count("prompts", prompts))
     now = versions()

@@ -1,6 +1,7 @@
 """Input checks: each error names the argument, its value, the rule it breaks and a remedy."""
 
 import difflib
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -146,6 +147,12 @@ def positive(name: str, value: object, shape: tuple[int | None, ...] = ()) -> Ar
             "Pass positive numbers; a direction without variance is left out of the problem."
         )
     return array
+
+
+def above_zero(name: str, value: object) -> None:
+    """The same of an option, without an array: JAX's backend sleeps until something is computed, also while lfom is imported."""
+    if not (isinstance(value, int | float) and 0 < value < math.inf):
+        positive(name, value)
 
 
 def non_negative(name: str, value: object) -> Array:

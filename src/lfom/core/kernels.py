@@ -76,7 +76,7 @@ class GaussianKernel(Kernel):
         self.__check_init__()
 
     def __check_init__(self) -> None:
-        checks.positive("width", self.width)
+        checks.above_zero("width", self.width)
 
     def __call__(self, inner: Array, left: Array, right: Array) -> Array:
         return jnp.exp((inner - (left + right) / 2) / self.width**2)

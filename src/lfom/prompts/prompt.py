@@ -113,7 +113,7 @@ def prompt_from_arrays(
     return linked
 
 
-def _prompt(X: Any, y: Any, query: Any, target: Any, weights: Any, finite: bool = True) -> Prompt:
+def _prompt(X: Any, y: Any, query: Any, target: Any, weights: Any, *, finite: bool = True) -> Prompt:
     """finite: whether numbers are looked at as well as shapes."""
     rank = checks.axes("X", X)
     if rank not in (2, 3):

@@ -56,8 +56,8 @@ class Adam:
     def __check_init__(self) -> None:
         for name in ("steps", "batch", "resample"):
             checks.count(name, getattr(self, name))
-        checks.positive("learning_rate", self.learning_rate)
-        checks.positive("clip", self.clip)
+        checks.above_zero("learning_rate", self.learning_rate)
+        checks.above_zero("clip", self.clip)
         checks.known("schedule", self.schedule, ("constant", "cosine"))
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:

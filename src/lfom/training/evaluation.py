@@ -19,6 +19,7 @@ from jax import Array
 from lfom.core import checks
 from lfom.core.arrays import as_array
 from lfom.core.devices import used
+from lfom.core.hosts import everywhere
 from lfom.core.kernels import Kernel, check_semidefinite
 from lfom.core.methods import Algorithm
 from lfom.core.parameters import rebuilt, widened
@@ -334,7 +335,7 @@ def _scores(
 
     items = [(run, start) for run in range(runs) for start in starts]
     totals = [[Total.nothing(entry.steps + 1, every) for _ in range(runs)] for entry in entries]
-    found = in_threads(one, items, None if jax.default_backend() == "cpu" else 2 * len(used()))
+    found = everywhere(one, items, None if jax.default_backend() == "cpu" else 2 * len(used()))
     for at, ((run, start), parts) in enumerate(zip(items, found, strict=True)):
         for own, part in zip(totals, parts, strict=True):
             own[run].add(part, start)

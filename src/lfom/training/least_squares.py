@@ -11,12 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
+import jax
 import numpy as np
 from jax import Array
 
 from lfom.core import checks
 from lfom.core.arrays import as_array
 from lfom.core.checks import InputError
+from lfom.core.hosts import everywhere, spread
 from lfom.core.vectors import vector_of
 from lfom.training.direct import Direct
 from lfom.training.krylov import Krylov, has_krylov_view
@@ -32,6 +34,7 @@ DEEP, MANY_MORE = (
     4,
 )  # from so many layers on, coefficients are found once more, from so many times the prompts
 SLICE = 10  # chunks per compiled call, so that progress shows and Ctrl-C is heard
+LARGER = 128  # the same on an accelerator
 
 
 @dataclass(frozen=True)
@@ -258,11 +261,16 @@ def _total(
 ) -> list[np.ndarray]:
     """program(first, last) over all chunks in slices, added up in float64. `part`: which part of the
     pass this is, for the bar."""
+    size = SLICE if jax.default_backend() == "cpu" else LARGER
+    spans = [(first, min(first + size, chunks.stop)) for first in range(chunks.start, chunks.stop, size)]
+
+    def over(span: tuple[int, int]) -> list[np.ndarray]:
+        first, last = (np.int32(place) for place in span)
+        return [np.asarray(a, np.float64) for a in program(first, last, limits)]
+
     total: list[np.ndarray] | None = None
-    bounds = limits
-    for first in range(chunks.start, chunks.stop, SLICE):
-        last = min(first + SLICE, chunks.stop)
-        arrays = [np.asarray(a, np.float64) for a in program(np.int32(first), np.int32(last), bounds)]
+    found = everywhere(over, spans) if spread() else map(over, spans)
+    for (_, last), arrays in zip(spans, found, strict=True):
         total = arrays if total is None else [a + b for a, b in zip(total, arrays, strict=True)]
         if setting.tick:
             setting.tick(part[0] + (part[1] - part[0]) * (last - chunks.start) / len(chunks))

@@ -57,7 +57,7 @@ class Score:
     prompts: int
     groups: np.ndarray  # (runs, groups) sums of the losses after the last step over groups of prompts, the same for all methods
     counts: np.ndarray  # (runs, BINS) how many of these losses fall into each bin
-    last: np.ndarray | None = None  # (runs, prompts)
+    last: Any = None  # (runs, prompts)
 
     @classmethod
     def of(cls, name: str, mean: Any, stderr: Any, last: np.ndarray) -> "Score":
