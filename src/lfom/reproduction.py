@@ -67,10 +67,12 @@ def reproduce(
     finished results. seed: of several, the results of the first are the main ones, and verdicts are counted over
     all of them.
     """
-    found, out = wanted(experiments), Path(out)
+    found, out = wanted(experiments), checks.file_path("out", out)
     checks.known("preset", preset, PRESETS)
     checks.known("training", training, CHOICES)
-    seeds = [seed] if isinstance(seed, int) else list(dict.fromkeys(seed))
+    seeds = _seeds(seed)
+    checks.flag("force", force)
+    checks.function("say", say, "a function of a text")
     folders = {one: out if one == seeds[0] else out / SEEDS / str(one) for one in seeds}
     for folder in folders.values():
         prepare_folder(folder)
@@ -86,6 +88,14 @@ def reproduce(
     except InputError as error:
         done.append(Done("report.html", "failed", 0.0, str(error)))
     return done
+
+
+def _seeds(seed: Any) -> list[int]:
+    several = isinstance(seed, list | tuple | range)
+    found = [checks.seed("seed", one) for one in (seed if several else [seed])]
+    if not found:
+        raise InputError("seed is empty: pass a whole number, or a list of them.")
+    return list(dict.fromkeys(found))
 
 
 def wanted(experiments: Wanted | Iterable[Wanted]) -> dict[str, Experiment]:

@@ -276,6 +276,13 @@ class Algorithm(eqx.Module):
         return exported(self)
 
 
+def a_method(name: str, value: Any) -> Any:
+    """`value` where it is a method."""
+    return checks.instance(
+        name, value, Algorithm, "a method such as lfom.memformer(5, 4, key=jax.random.key(0))"
+    )
+
+
 class OneStep(Algorithm):
     """What answers at once, from all of a problem: optima and exact solutions, to be scored beside methods."""
 

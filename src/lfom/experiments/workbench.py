@@ -128,9 +128,11 @@ class Workbench:
         say: Callable[[str], None] | None = None,
         trainings: Mapping[str, Training] = TRAININGS,
     ):
-        self.preset = PRESETS[preset]
-        self.key = jax.random.key(seed)
-        self.runs = runs
+        self.preset = PRESETS[checks.known("preset", preset, PRESETS)]
+        self.key = jax.random.key(checks.seed("seed", seed))
+        self.runs = checks.count("runs", runs)
+        checks.function("say", say, "a function of a text")
+        checks.instance("trainings", trainings, Mapping, "trainings by name, such as {'mine': lfom.Adam()}")
         self.say = say or (lambda text: None)
         self.trainings = trainings
         self._kept: dict[Any, Any] = {}

@@ -120,6 +120,7 @@ def prompt_from_arrays(
     )
     if link is None:
         return plain
+    checks.instance("link", link, Link, "a link such as lfom.links.LogisticLink(), or None")
     linked = LinkPrompt(*_arrays(plain), link=link)
     linked.check_labels()
     return linked
@@ -127,6 +128,8 @@ def prompt_from_arrays(
 
 def checked(prompt: Prompt) -> Prompt:
     """The same prompt, or an error that says what is wrong with it."""
+    wanted = "prompts, such as lfom.LinearRegression(...).prompts(key, 100) or lfom.prompt_from_arrays(...)"
+    checks.instance("prompt", prompt, Prompt, wanted)
     plain = prompt_from_arrays(*_arrays(prompt))
     prompt.check_labels()
     return dataclasses.replace(prompt, **vars(plain))

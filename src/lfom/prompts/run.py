@@ -12,7 +12,7 @@ from jaxtyping import Float
 from lfom.core import checks
 from lfom.core.arrays import PROMPTS_LAST
 from lfom.core.kernels import check_semidefinite
-from lfom.core.methods import Algorithm
+from lfom.core.methods import Algorithm, a_method
 from lfom.core.parameters import check_layers, leaves, replaced
 from lfom.core.problems import IterateProblem, JointGram, KernelMatrix, Problem
 from lfom.core.states import VIEWS, NoSuchView, common
@@ -44,6 +44,7 @@ def run(algorithm: Algorithm, prompt: Prompt | Problem, *, view: str | None = No
     >>> run(gradient_descent(0.5, steps=4), prompts).predictions.shape
     (5, 3)
     """
+    a_method("algorithm", algorithm)
     checks.count("depth", algorithm.depth)
     check_layers(algorithm, algorithm.depth)
     if isinstance(prompt, Problem):  # a user's argument: a prompt, or a problem

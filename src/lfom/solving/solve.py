@@ -128,7 +128,7 @@ def _checked_tolerance(method: Algorithm, tolerance: Any, dtype: Any) -> float:
 
 def in_precision(method: Any, dtype: Any) -> Any:
     """The same method in another precision."""
-    target = jnp.dtype(dtype)
+    target = checks.precision("dtype", dtype)
     if target == jnp.float64 and not jax.config.jax_enable_x64:  # type: ignore[attr-defined]
         raise InputError(
             "dtype is float64, and JAX computes in float32 here: enable it first with "
