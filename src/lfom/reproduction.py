@@ -67,12 +67,13 @@ def reproduce(
     finished results. seed: of several, the results of the first are the main ones, and verdicts are counted over
     all of them.
     """
-    found, out = wanted(experiments), checks.file_path("out", out)
+    out = checks.file_path("out", out)
     checks.known("preset", preset, PRESETS)
     checks.known("training", training, CHOICES)
     seeds = _seeds(seed)
     checks.flag("force", force)
     checks.function("say", say, "a function of a text")
+    found = wanted(experiments)
     folders = {one: out if one == seeds[0] else out / SEEDS / str(one) for one in seeds}
     for folder in folders.values():
         prepare_folder(folder)

@@ -4,6 +4,7 @@ JAX takes seconds to import. Nothing has been begun by then, so that the process
 lfom is left alone.
 """
 
+import itertools
 import os
 import signal
 import sys
@@ -25,9 +26,7 @@ def is_command(argv: list[str], original: list[str]) -> bool:
     (False, False)
     """
     by_name = bool(argv) and Path(argv[0]).name in ("lfom", "lfom.exe")
-    as_module = argv[:1] == ["-m"] and any(
-        (one, two) == ("-m", "lfom") for one, two in zip(original, original[1:], strict=False)
-    )
+    as_module = argv[:1] == ["-m"] and any(pair == ("-m", "lfom") for pair in itertools.pairwise(original))
     return by_name or as_module
 
 

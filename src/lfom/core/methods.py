@@ -13,7 +13,7 @@ from jax import Array
 from jaxtyping import Float
 
 from lfom.core.arrays import as_array, numpy_or_jax, on_host
-from lfom.core.checks import InputError, known
+from lfom.core.checks import InputError, instance, known
 from lfom.core.kernels import Kernel
 from lfom.core.memories import Memory
 from lfom.core.parameters import dimension, parameter, part
@@ -278,9 +278,7 @@ class Algorithm(eqx.Module):
 
 def a_method(name: str, value: Any) -> Any:
     """`value` where it is a method."""
-    return checks.instance(
-        name, value, Algorithm, "a method such as lfom.memformer(5, 4, key=jax.random.key(0))"
-    )
+    return instance(name, value, Algorithm, "a method such as lfom.memformer(5, 4, key=jax.random.key(0))")
 
 
 class OneStep(Algorithm):

@@ -30,6 +30,7 @@ from lfom.limits.gdpp import FittedOptimum, gdpp_optima
 from lfom.limits.krylov import moments
 from lfom.prompts.distributions import Distribution, a_distribution
 
+PER_PROMPT = 1e5  # operations to draw one and to add its moments, at the least
 MOST_EXACT = 50  # layers
 IN_SINGLE = 10  # layers up to which its powers can be run in float32: at 15 rounding is most of the loss
 PILOT = 1_000  # prompts that tell how large eigenvalues are
@@ -225,8 +226,9 @@ def sampled_optimum(
     depth = checks.count("depth", depth)
     checks.flag("covariates", covariates)
     if prompts is not None:
-        d = float(distribution.dimension)
-        room.in_time(f"prompts is {checks.count('prompts', prompts)}", prompts * depth * d**2, "Pass fewer.")
+        said = f"prompts is {checks.count('prompts', prompts)}"
+        room.in_time(said, prompts * PER_PROMPT, "Pass fewer.")
+        room.fits(said, 16.0 * prompts / (chunk or prompts), "Pass fewer, or draw more of them at once.")
     if chunk is not None:
         size = 4.0 * min(checks.count("chunk", chunk), prompts or chunk) * distribution.dimension**2
         room.fits(f"chunk is {chunk}", size, "Draw fewer at once.")

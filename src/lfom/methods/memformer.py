@@ -80,6 +80,8 @@ def memformer(
     checks.known("gamma", gamma, GAMMAS)
     if isinstance(reader, str):
         checks.known("reader", reader, READERS)
+    else:
+        checks.instance("reader", reader, Kernel, f"a kernel, or one of the names {', '.join(READERS)}")
     kernel = None if isinstance(reader, str) and reader not in KERNELS else as_kernel(reader)
     tokens = 1 if context is None else checks.count("context", context) + 1
     _fits(d, depth, heads, preconditioner, memory, gamma, tied, tokens)

@@ -339,7 +339,7 @@ class GaussianMixture(Distribution):
         self.rotation = None if rotation is None else checks.rotation("rotation", rotation, d)
         self.noise = checks.non_negative("noise", noise)
         self.context = checks.count("context", context)
-        self.weight_mean = weight_mean
+        self.weight_mean = checks.flag("weight_mean", weight_mean)
         self.weight_variance = checks.known("weight_variance", weight_variance, ("inverse", "same"))
 
     @property

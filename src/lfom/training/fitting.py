@@ -71,7 +71,10 @@ class Fit:
         return PerRun(models)
 
     def _pick(self, run: int, depth: int | None) -> Any:
-        if not 0 <= run < self.runs:
+        checks.count("run", run, 0)
+        if depth is not None:
+            checks.count("depth", depth)
+        if run >= self.runs:
             raise InputError(f"run is {run}: this fit has the runs 0 to {self.runs - 1}.")
         depth = self.depths[-1] if depth is None else depth
         if depth not in self.depths:
