@@ -17,7 +17,7 @@ from lfom.commands.evaluate import print_scores, reference_name, score_rows
 from lfom.commands.options import With, given, option, print_json, types_of
 from lfom.commands.problem_files import check_out, load_checkpoint
 from lfom.commands.progress import PartProgress, TrainingProgress, check_affordable, estimate, stages
-from lfom.core import checks
+from lfom.core import checks, room
 from lfom.core.archive import LICENCE, versions
 from lfom.core.checks import InputError
 from lfom.core.files import remove_partial
@@ -127,6 +127,8 @@ def train_command(
         how = _optimiser(optimiser, adam, view) or default_optimiser(model, kinds[0])
         how.check_view(view)
         checkpoint = Checkpoint(model, data, wanted, kinds, how, seed, checks.count("prompts", prompts))
+        scored = 4.0 * (data.runs or 1) * prompts * len(wanted)
+        room.fits(f"prompts is {prompts}", scored, "Score on fewer.")
         check_affordable(checkpoint.phases, len(eigenvalues), wanted, data.runs or 1)
         path = Path("model.safetensors") if out is None else out
         _writable(path, force, with_)

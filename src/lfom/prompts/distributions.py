@@ -20,7 +20,7 @@ from lfom.core.states import VIEWS
 from lfom.prompts.prompt import Prompt
 
 PUBLISHED_SPECTRUM = (1.0, 1.0, 0.25, 0.0625, 1.0)  # of the authors' code and all their curves
-MANY = 100_000  # prompts: from here on the memory that they take is estimated
+LONGEST = 2**31 - 1  # examples of a prompt
 FEW_DEGREES = 64  # chi-square numbers up to here are made of uniforms
 TEXT_SPECTRUM = (1.0, 1.0, 0.5, 0.25, 1.0)  # of the paper's text (NOTES 2.1)
 
@@ -40,6 +40,13 @@ def square(name: str, d: int) -> int:
     d = checks.count(name, d)
     room.fits(f"{name} is {d}", 8.0 * d * d, "Pass a smaller one.")
     return d
+
+
+def examples(context: Any) -> int:
+    """How many a prompt has: they are counted in 32 bits."""
+    if checks.count("context", context) > LONGEST:
+        raise InputError(f"context is {context}: a prompt has at most {LONGEST:,} examples. Pass fewer.")
+    return int(context)
 
 
 def asked(key: Any, count: int, numbers: float) -> int:
@@ -116,9 +123,7 @@ class Distribution(eqx.Module):
 
     def prompts(self, key: PRNGKeyArray, count: int) -> Prompt:
         """A batch of `count` prompts on a leading axis."""
-        count = asked(key, count, self.dimension)
-        if count > MANY:
-            asked(key, count, 2 * self.outline().X.size)
+        count = asked(key, count, 2.0 * self.dimension * getattr(self, "context", 1))
         return _prompts(self, jax.random.split(key, count))
 
     def at_once(self, key: PRNGKeyArray, count: int) -> Prompt:
@@ -172,7 +177,7 @@ class LinearRegression(Distribution):
     ):
         self.spectrum = checks.positive("spectrum", spectrum, (None,))
         d = self.spectrum.shape[0]
-        self.context = checks.count("context", context)
+        self.context = examples(context)
         self.rotation = None if rotation is None else checks.rotation("rotation", rotation, d)
         self.variance = checks.positive("variance", variance)
         self.noise = checks.non_negative("noise", noise)
@@ -338,7 +343,7 @@ class GaussianMixture(Distribution):
         self.spectrum = checks.positive("spectrum", [1.0] * d if spectrum is None else spectrum, (d,))
         self.rotation = None if rotation is None else checks.rotation("rotation", rotation, d)
         self.noise = checks.non_negative("noise", noise)
-        self.context = checks.count("context", context)
+        self.context = examples(context)
         self.weight_mean = checks.flag("weight_mean", weight_mean)
         self.weight_variance = checks.known("weight_variance", weight_variance, ("inverse", "same"))
 

@@ -63,8 +63,9 @@ class Adam:
         checks.count("warmup", self.warmup, 0)
         for name in ("log", "averaged"):
             checks.flag(name, getattr(self, name))
-        said = f"steps is {self.steps} and batch {self.batch}"
-        room.in_time(said, float(self.steps) * (PER_STEP + self.batch * PER_PROMPT), "Pass fewer.")
+        said = f"steps is {self.steps}, resample {self.resample} and batch {self.batch}"
+        most = float(max(self.steps, self.resample))  # a batch that was begun is finished
+        room.in_time(said, most * (PER_STEP + self.batch * PER_PROMPT), "Pass fewer.")
         room.fits(f"batch is {self.batch}", 4.0 * self.batch * PER_PROMPT / 100, "Pass fewer.")
         for name in ("beta1", "beta2"):
             if not 0 <= checks.number(name, getattr(self, name)) < 1:
