@@ -18,6 +18,7 @@ from tests.bad_calls import api, cli
 from tests.bad_calls.good import NOT_CALLED, good_calls, things
 
 KEY = jax.random.key(0)
+fit: Any = lfom.fit  # of any type: wrong ones are what is tried
 
 
 @pytest.fixture(autouse=True)
@@ -48,18 +49,18 @@ def test_a_sample_of_bad_calls_ends_with_sentences(kind: Any, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda t: lfom.fit(t["model"], lfom.LinearRegression([1.0] * 3, 4), key=KEY), "d = 3"),
-        (lambda t: lfom.fit(lfom.conjugate_gradient(2), t["data"], key=KEY), "train"),
-        (lambda t: lfom.fit(t["model"], nan_prompts(), key=KEY), "X holds nan"),
-        (lambda t: lfom.fit(t["model"], t["data"], key=KEY, depths=2), r"depths is 2: .*depths=\[2\]"),
-        (lambda t: lfom.fit(t["model"], t["data"], key=0), r"key is 0: .*jax.random.key\(0\)"),
-        (lambda t: lfom.fit(t["model"], t["data"], key=KEY, optimiser="adam"), "optimiser is 'adam'"),
+        (lambda t: fit(t["model"], lfom.LinearRegression([1.0] * 3, 4), key=KEY), "d = 3"),
+        (lambda t: fit(lfom.conjugate_gradient(2), t["data"], key=KEY), "train"),
+        (lambda t: fit(t["model"], nan_prompts(), key=KEY), "X holds nan"),
+        (lambda t: fit(t["model"], t["data"], key=KEY, depths=2), r"depths is 2: .*depths=\[2\]"),
+        (lambda t: fit(t["model"], t["data"], key=0), r"key is 0: .*jax.random.key\(0\)"),
+        (lambda t: fit(t["model"], t["data"], key=KEY, optimiser="adam"), "optimiser is 'adam'"),
         (lambda t: lfom.adapt(None, t["prompts"]), "model is None"),
         (lambda t: lfom.evaluate(t["model"], t["data"], key=KEY), "methods is a Method"),
         (lambda t: lfom.run(t["model"], t["data"]), "prompt is a LinearRegression"),
         (lambda t: lfom.Adam(steps=-1), "steps is -1"),
         (lambda t: lfom.Adam(schedule="foo"), "unknown schedule 'foo'"),
-        (lambda t: lfom.HeavyTailed(None, 3), "base is None"),
+        (lambda t: lfom.HeavyTailed(t.get("nothing"), 3), "base is None"),
         (lambda t: lfom.learn(t["problems"], structure="conjugate:jacobifull"), "preconditioner 'jacobifull'"),
         (lambda t: lfom.learn(t["problems"], seed=-1), "seed is -1"),
         (lambda t: lfom.learn(t["problems"], seed=2**64), "seed is"),

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from lfom.core.checks import InputError
-from lfom.report import is_finished, plot_experiment, read_experiment, write_report
+from lfom.report import is_finished, read_experiment, write_report
+from lfom.report.plots import plot_experiment
 from lfom.report.results import COLUMNS
 from lfom.report.series import error_note, panels
 from lfom.report.style import PALETTE, SHARED, colour, colour_slots

@@ -28,7 +28,7 @@ from lfom.core.user_code import module_of
 from lfom.experiments import EXPERIMENTS, experiment_named
 from lfom.experiments.experiment import Experiment, experiments_in
 from lfom.experiments.workbench import ASKED_WITH, PRESETS, TRAININGS, Outcome, Workbench
-from lfom.report import plot_experiment, read_experiment, write_report, write_verdicts
+from lfom.report import draw_experiment, read_experiment, write_report, write_verdicts
 from lfom.report.folders import repair_folder, replace_folder
 from lfom.report.results import COLUMNS, SEEDS, Damaged
 
@@ -323,7 +323,8 @@ def _write(
         write_whole(new / "curves.csv", _csv(one.name, outcome).encode())
         write_whole(new / "claims.json", json.dumps(claims, indent=1).encode())
         write_whole(new / "meta.json", json.dumps(meta, indent=1).encode())
-        plot_experiment(new)  # reads it all back
+        if not draw_experiment(new):  # which reads it all back
+            read_experiment(new)
 
     try:
         replace_folder(folder, write)

@@ -85,7 +85,7 @@ def every_call(folder: Path) -> Iterator[Call]:
     np.save(folder / "one.npy", np.ones(3))
     (folder / "empty.npz").write_bytes(b"")
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    functions = {info.name: info.callback for info in app.registered_commands}
+    functions: dict[Any, Any] = {info.name: info.callback for info in app.registered_commands}
     for name, words in good_words(folder).items():
         for number in range(sum(not word.startswith("-") for word in words[:2])):
             for file in files:
@@ -100,7 +100,7 @@ def every_call(folder: Path) -> Iterator[Call]:
                 continue
             kind = str(
                 typing.get_args(inspect.signature(functions[name]).parameters[parameter.name].annotation)[0]
-            ).lower()  # type: ignore[arg-type]
+            ).lower()
             bad = (
                 FLAGS
                 if parameter.is_flag
@@ -138,7 +138,8 @@ def some_calls(folder: Path, number: int, seed: int = 0) -> list[Call]:
     groups: dict[tuple[str, str], list[Call]] = {}
     for call in every_call(folder):
         groups.setdefault((call.words[0], call.about if call.about.startswith("-") else ""), []).append(call)
-    left, chosen = list(groups.values()), []
+    left = list(groups.values())
+    chosen: list[Call] = []
     while len(chosen) < number and left:
         draw.shuffle(left)
         chosen += [group.pop(draw.randrange(len(group))) for group in left]

@@ -80,6 +80,8 @@ def _numbers(seeds: str) -> list[int]:
 
 
 def _show(done: list[Any], claims: list[tuple[str, Any]], out: Path, seconds: float) -> None:
+    from lfom.report.figures import WITHOUT, can_draw
+
     console = Console()
     table = Table("claim", "experiment", "verdict")
     for name, claim in claims:
@@ -93,6 +95,8 @@ def _show(done: list[Any], claims: list[tuple[str, Any]], out: Path, seconds: fl
             console.print(f"[red]{item.name}{seed} {item.status}:[/] {escape(item.message)}", highlight=False)
         if item.status == "empty":
             console.print(f"{item.name}{seed} has nothing to show for this --training.", highlight=False)
+    if not can_draw():
+        console.print(f"Note: {WITHOUT}.", highlight=False, markup=False)
     ends = Counter(item.status for item in done)
     counts = ", ".join(f"{ends[status]} {status}" for status in ("made", "kept", *FAILURES) if ends[status])
     console.print(f"{counts or 'nothing made'} in {seconds:.0f} s. Report: {out / 'report.html'}")

@@ -11,7 +11,7 @@ from typing import Any
 
 from lfom.core.checks import InputError
 from lfom.core.files import write_whole
-from lfom.report.plots import plot_experiment
+from lfom.report.figures import draw_experiment
 from lfom.report.results import VERDICTS, Result, read_results
 from lfom.report.series import Panel, Point, Series, error_note, panels
 from lfom.report.style import colour, duration, number, position
@@ -92,7 +92,7 @@ def _section(result: Result, shown: tuple[Panel, ...]) -> str:
 <p class="where">{escape(meta.section) + " · " if meta.section else ""}<code>{escape(meta.experiment)}</code></p>
 <p>{escape(meta.shows)}</p>
 {figures}
-<noscript><img class="static" alt="{escape(meta.title)}" src="{_static(result)}"></noscript>
+{_static(result)}
 {settled}
 <h3>Numbers</h3>
 {"".join(numbers_table(panel) for panel in shown)}
@@ -103,11 +103,12 @@ def _section(result: Result, shown: tuple[Panel, ...]) -> str:
 
 
 def _static(result: Result) -> str:
-    """The figure for readers without JavaScript, drawn now if it is not there."""
+    """The figure for readers without JavaScript, drawn now if it is not there; none without matplotlib."""
     path = result.folder / "figure.svg"
-    if not path.is_file():
-        plot_experiment(result.folder)
-    return "data:image/svg+xml;base64," + base64.b64encode(path.read_bytes()).decode()
+    if not path.is_file() and not draw_experiment(result.folder):
+        return ""
+    source = "data:image/svg+xml;base64," + base64.b64encode(path.read_bytes()).decode()
+    return f'<noscript><img class="static" alt="{escape(result.meta.title)}" src="{source}"></noscript>'
 
 
 def _figure(result: Result, panel: Panel, index: int) -> str:
