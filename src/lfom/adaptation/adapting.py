@@ -41,6 +41,7 @@ from lfom.core.problems import Problem, Quadratic, Tokens
 from lfom.core.runs import PerRun, by_run, common_runs
 from lfom.core.threads import in_threads
 from lfom.core.vectors import from_vector, known_kinds, parameters, vector_of
+from lfom.core.words import brief
 from lfom.prompts.prompt import Prompt, checked
 
 # Models, the errors before and after and what is kept of every run, steps and history (see Adaptation).
@@ -66,6 +67,8 @@ class Adaptation:
     kept: the share of prompts (per prompt), or 1 or 0 (otherwise), whose adaptation was kept.
     steps, seconds: what was spent, compilation included. history: time and loss after every step.
     """
+
+    __repr__ = brief
 
     model: Any
     setting: str

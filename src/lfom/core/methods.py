@@ -20,6 +20,7 @@ from lfom.core.parameters import dimension, parameter, part
 from lfom.core.problems import Problem, Quadratic
 from lfom.core.readers import Reader
 from lfom.core.states import Direction, Track, common, common_views, one_kernel
+from lfom.core.words import brief
 
 GATINGS = ("free", "softmax", "hard")
 LOGIT = 4.0  # where softmax gates start for a single expert: near the corner, and still movable
@@ -32,6 +33,8 @@ class Learned(eqx.Module):
     lfom.solving.systems.gauge). structure, kind, record, certificate, bound: see lfom.solving. shape: of the
     unknowns. floor: the smallest tolerance that this precision reaches on this family.
     """
+
+    __repr__ = brief
 
     range: Float[Array, "3"]
     structure: Any = eqx.field(static=True)
@@ -283,6 +286,8 @@ def a_method(name: str, value: Any) -> Any:
 
 class OneStep(Algorithm):
     """What answers at once, from all of a problem: optima and exact solutions, to be scored beside methods."""
+
+    __repr__ = brief
 
     @property
     def depth(self) -> int:

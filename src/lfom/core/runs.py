@@ -64,6 +64,10 @@ class PerRun(eqx.Module):
     (3, True)
     """
 
+    def __repr__(self) -> str:
+        runs = "any number of runs" if self.runs is None else f"{self.runs} run{'s' * (self.runs > 1)}"
+        return f"PerRun({runs} of {type(self.stacked).__name__})"
+
     stacked: Any
 
     def __init__(self, items: Any):

@@ -26,6 +26,7 @@ from lfom.core.compiler import jit_draws
 from lfom.core.kernels import Kernel, as_kernel
 from lfom.core.methods import OneStep
 from lfom.core.problems import Quadratic
+from lfom.core.words import brief
 from lfom.limits.gdpp import FittedOptimum, gdpp_optima
 from lfom.limits.krylov import moments
 from lfom.prompts.distributions import Distribution, a_distribution
@@ -44,6 +45,8 @@ class Optimum(eqx.Module):
     loss: the mean loss; stderr: its standard error, 0 where the moments are exact; prompts:
     the number behind it, 0 where they are exact.
     """
+
+    __repr__ = brief
 
     polynomial: tuple[float, ...] = eqx.field(static=True)
     loss: float = eqx.field(static=True)

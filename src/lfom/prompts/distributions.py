@@ -17,6 +17,7 @@ from lfom.core.checks import InputError
 from lfom.core.kernels import Kernel
 from lfom.core.problems import JointGram, Problem, Quadratic
 from lfom.core.states import VIEWS
+from lfom.core.words import brief
 from lfom.prompts.prompt import Prompt
 
 PUBLISHED_SPECTRUM = (1.0, 1.0, 0.25, 0.0625, 1.0)  # of the authors' code and all their curves
@@ -67,6 +68,8 @@ class Prior(NamedTuple):
 class Distribution(eqx.Module):
     """Where prompts come from. views: those that its prompts can be read in. is_quadratic: whether the loss of a
     context is one, as that of linear regression is."""
+
+    __repr__ = brief
 
     views: ClassVar[tuple[str, ...]] = VIEWS
     is_quadratic: ClassVar[bool] = True

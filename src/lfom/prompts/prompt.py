@@ -14,6 +14,7 @@ from lfom.core.link_problems import LinkExamples, LinkTokens
 from lfom.core.links import Link
 from lfom.core.problems import Examples, IterateProblem, JointGram, KernelMatrix, Problem, Quadratic, Tokens
 from lfom.core.states import VIEWS, NoSuchView
+from lfom.core.words import brief
 
 OF_VIEW: dict[str, Any] = {"iterates": Quadratic.of, "joint": JointGram.of, "tokens": Tokens.of}
 OF_LINK: dict[str, Any] = {"iterates": LinkExamples.of, "tokens": LinkTokens.of}
@@ -26,6 +27,8 @@ class Prompt(eqx.Module):
     context is that of least squares, which Gram matrices tell. has_prefixes: whether its first k examples are a prompt of
     k examples. views: those that it can be read in.
     """
+
+    __repr__ = brief
 
     is_quadratic: ClassVar[bool] = True
     has_prefixes: ClassVar[bool] = True

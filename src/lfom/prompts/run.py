@@ -17,6 +17,7 @@ from lfom.core.parameters import check_layers, leaves, replaced
 from lfom.core.problems import IterateProblem, JointGram, KernelMatrix, Problem
 from lfom.core.states import VIEWS, NoSuchView, common
 from lfom.core.unroll import unroll
+from lfom.core.words import brief
 from lfom.prompts.prompt import Prompt, checked, problem_of
 
 
@@ -27,6 +28,8 @@ class Trajectory(eqx.Module):
     are what it reads out: w, where its state is an iterate. On prompts with a link predictions are x.w of the query;
     link.mean of them is the label to expect.
     """
+
+    __repr__ = brief
 
     predictions: Float[Array, "steps ..."]
     weights: Float[Array, "steps *prompts d"] | None

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lfom.core.checks import InputError
+from lfom.core.words import brief
 
 COLUMNS = (
     "experiment", "curve", "training", "x", "run", "measure", "value", "stderr", "prompts", "scored_on",
@@ -30,6 +31,8 @@ FLOOR = -60.0  # a log loss that is zero to rounding
 class Row:
     """One line of curves.csv. `run` is None for a value that belongs to no single run."""
 
+    __repr__ = brief
+
     curve: str
     training: str
     x: float
@@ -44,6 +47,8 @@ class Row:
 @dataclass(frozen=True)
 class Claim:
     """One sentence of the paper, how it was tested, and what came out."""
+
+    __repr__ = brief
 
     id: str
     claim: str

@@ -19,6 +19,7 @@ from lfom.core.methods import Algorithm
 from lfom.core.problems import Problem
 from lfom.core.unroll import last_residual
 from lfom.core.vectors import Parameters
+from lfom.core.words import brief
 from lfom.training.state import Phase, Setting, State
 
 LEFT_OUT = 0.1  # of the steps between two looks at the host may be left out, because a prompt overflows
@@ -36,6 +37,8 @@ class Adam:
     of one per prompt. resample: steps on one batch before another is drawn. beta1, beta2: what stays of the running means
     of the gradient and of its square after a step.
     """
+
+    __repr__ = brief
 
     steps: int = 1_000
     batch: int = 1_000

@@ -16,6 +16,7 @@ from lfom.core import checks, room
 from lfom.core.checks import InputError
 from lfom.core.methods import Algorithm
 from lfom.core.runs import PerRun
+from lfom.core.words import brief
 from lfom.prompts.distributions import LinearRegression, haar_rotation
 from lfom.training.adam import Adam
 from lfom.training.fitting import Fit, plan
@@ -35,6 +36,8 @@ class Checkpoint:
     parameters, trained one after the other. prompts: of the scores at the end. state: None before the first pass.
     metrics: one row per depth, once it is finished.
     """
+
+    __repr__ = brief
 
     model: Algorithm
     data: PerRun

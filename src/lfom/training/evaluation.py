@@ -40,6 +40,10 @@ Progress = Callable[[float, str], None]  # (the part that is done, in words)
 class Score:
     """What one method scored. Axes: run, step (0 to depth)."""
 
+    def __repr__(self) -> str:
+        runs = len(self.mean)
+        return f"Score({self.name!r}, log loss {self.log_loss:.3f}, {runs} run{'s' * (runs > 1)}, {self.prompts:,} prompts)"
+
     name: str
     mean: np.ndarray  # (runs, steps) mean loss over prompts
     stderr: np.ndarray  # (runs, steps) its standard error

@@ -25,6 +25,7 @@ from lfom.core.parameters import kinds as kinds_of
 from lfom.core.runs import PerRun, by_run, common_runs
 from lfom.core.states import VIEWS, common
 from lfom.core.vectors import Parameters, from_vector, parameters, vector_of
+from lfom.core.words import in_words
 from lfom.training.adam import Adam
 from lfom.training.least_squares import LeastSquares
 from lfom.training.sources import check_data, sources
@@ -41,6 +42,13 @@ LEAST_SQUARES_UP_TO = 1_500  # parameters: beyond this J^T J is too large, and A
 @dataclass(frozen=True)
 class Fit:
     """Trained models, one per run and depth."""
+
+    def __repr__(self) -> str:
+        runs, passes = len(self.vectors), len(self.history)
+        return (
+            f"Fit({runs} run{'s' * (runs > 1)}, depths {list(self.depths)}, {passes} pass{'es' * (passes != 1)} in "
+            f"{self.seconds:.1f} s, {in_words(self.template)})"
+        )
 
     template: Any
     depths: tuple[int, ...]

@@ -18,6 +18,7 @@ from lfom.core import checks, room
 from lfom.core.arrays import as_array
 from lfom.core.checks import InputError
 from lfom.core.vectors import vector_of
+from lfom.core.words import brief
 from lfom.training.direct import Direct
 from lfom.training.krylov import Krylov, has_krylov_view
 from lfom.training.spectral import PROMPTS, has_spectral_view, matrices_of, matrix_phase, spectral_state
@@ -47,6 +48,8 @@ class LeastSquares:
     drawn from LinearRegression, where by Appendix D one matrix is enough. prompts: a factor on those of
     the default levels.
     """
+
+    __repr__ = brief
 
     first: int | None = None
     last: int | None = None

@@ -14,6 +14,7 @@ from lfom.core.methods import Algorithm
 from lfom.core.parameters import dimension
 from lfom.core.problems import Problem
 from lfom.core.unroll import losses
+from lfom.core.words import brief
 from lfom.limits.krylov import coefficients, moments
 
 MOST = 5  # parameters: a grid of 16 x 12^4 points
@@ -21,6 +22,8 @@ MOST = 5  # parameters: a grid of 16 x 12^4 points
 
 class Tuned(eqx.Module):
     """A method with the step sizes that were found, and its mean loss on the sample prompts."""
+
+    __repr__ = brief
 
     method: Algorithm
     parameters: tuple[float, ...]
