@@ -131,6 +131,16 @@ def test_fewer_partitions_give_the_same_moments() -> None:
         whole.undo()
 
 
+def test_two_keys_are_not_one() -> None:
+    with pytest.raises(InputError, match=r"key is .*it must be one random key"):
+        things()["data"].prompts(jax.random.split(KEY), 3)
+    assert things()["data"].prompts(jax.random.PRNGKey(0), 3).X.shape == (
+        3,
+        4,
+        2,
+    )  # as keys were written before
+
+
 def test_versions_are_shown() -> None:
     status, out, _, _ = cli.run(["--version"])
     assert (status, out.split()[:2]) == (0, ["lfom", lfom.__version__])

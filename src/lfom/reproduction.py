@@ -22,6 +22,7 @@ from typing import Any
 
 import lfom
 from lfom.core import checks
+from lfom.core.archive import versions
 from lfom.core.checks import InputError
 from lfom.core.files import remove_partial, write_whole
 from lfom.core.user_code import module_of
@@ -312,6 +313,7 @@ def _write(
         "scored_on": list(dict.fromkeys(row.scored_on for row in outcome.rows)),
         **{key: round(value, 2) for key, value in times.items()},
         "version": lfom.__version__,
+        "versions": ", ".join(f"{name} {known}" for name, known in versions().items() if name != "lfom"),
         "machine": machine(),
         "finished": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         **asked,

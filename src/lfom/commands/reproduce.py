@@ -20,7 +20,7 @@ from lfom.core.checks import InputError
 from lfom.started import INTERRUPTED
 
 FAILURES = ("refused", "damaged", "failed")
-COLOURS = {"holds": "green", "partly": "yellow", "fails": "red"}
+COLOURS = {"holds": "green", "partly": "yellow", "fails": "red", "measured": "blue"}
 
 
 def reproduce_command(

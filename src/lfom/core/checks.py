@@ -58,6 +58,11 @@ def instance(name: str, value: Any, kinds: Any, wanted: str) -> Any:
     raise InputError(f"{name} is {shown(value)}: it must be {wanted}.")
 
 
+def has(value: Any, *names: str) -> bool:
+    """Whether it is no class, and has all of these."""
+    return not isinstance(value, type) and all(hasattr(value, name) for name in names)
+
+
 def random_key(name: str, value: Any) -> Any:
     """A random key of JAX, or one as it was written before (two numbers of uint32)."""
     dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)

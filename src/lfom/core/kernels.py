@@ -108,7 +108,7 @@ def as_kernel(kernel: Any) -> Kernel:
     """What a user hands over: a kernel, or the name of one."""
     if isinstance(kernel, str):
         return KERNELS[checks.known("kernel", kernel, KERNELS)]
-    if isinstance(kernel, type) or not all(hasattr(kernel, name) for name in ("between", "semidefinite")):
+    if not checks.has(kernel, "between", "semidefinite"):
         raise InputError(
             f"kernel is {checks.shown(kernel)}: pass a Kernel, or one of the names {', '.join(KERNELS)}."
         )

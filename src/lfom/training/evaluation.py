@@ -263,7 +263,7 @@ def check_asked(methods: Any, data: Any, prompts: int, chunk: int, key: Any, pro
         checks.instance("a name in methods", name, str, "a text")
         own = by_run(method)
         one = method if own is None else own.stacked
-        if not hasattr(one, "as_algorithm"):
+        if not checks.has(one, "as_algorithm"):
             raise checks.InputError(
                 f"methods[{name!r}] is {checks.shown(one)}: it must be a method, an optimum, or one of these per run."
             )

@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array
 
 from lfom.core.arrays import as_array
-from lfom.core.checks import InputError, count, instance, real_array
+from lfom.core.checks import InputError, count, has, instance, real_array
 from lfom.core.kernels import Kernel
 from lfom.core.link_problems import LinkExamples, LinkTokens
 from lfom.core.parameters import check_dimension
@@ -172,9 +172,9 @@ def check_data(model: Any, data: Any) -> None:
     """Whether a model can be trained on these: what they are, their dimension, and that given numbers are finite."""
     runs = by_run(data)
     first = data if runs is None else runs[0]
-    if isinstance(first, Distribution):  # what a user hands over
+    if has(first, "dimension", "prompt"):
         check_dimension(model, first.dimension)
-    elif isinstance(first, Prompt):
+    elif has(first, "X", "query"):
         for one in [first] if runs is None else runs.each():
             check_dimension(model, checked(one).X.shape[-1])
     else:
