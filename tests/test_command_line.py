@@ -83,7 +83,9 @@ def test_without_steps_only_every_so_often(capsys: pytest.CaptureFixture) -> Non
 
 
 def test_inspect_shows_the_smallest_loss_first(tmp_path: Path) -> None:
-    X = np.random.default_rng(0).normal(size=(60, 20, 4)).astype(np.float32) * np.float32([1, 0.5, 0.2, 0.1])
+    X = np.random.default_rng(0).normal(size=(60, 20, 4)).astype(np.float32) * np.asarray(
+        [1, 0.5, 0.2, 0.1], np.float32
+    )
     problems, names = lfom.LeastSquaresProblems(X, X.sum(axis=2)), ["scalar", "diagonal", "conjugate:full"]
     method = lfom.learn(problems, 2, names, iterations=0, progress=False)
     compared = method.record.compared

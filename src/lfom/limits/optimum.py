@@ -228,12 +228,13 @@ def sampled_optimum(
     checks.random_key("key", key)
     depth = checks.count("depth", depth)
     checks.flag("covariates", covariates)
+    chunk = None if chunk is None else checks.count("chunk", chunk)
     if prompts is not None:
         said = f"prompts is {checks.count('prompts', prompts)}"
         room.in_time(said, prompts * PER_PROMPT, "Pass fewer.")
         room.fits(said, 16.0 * prompts / (chunk or prompts), "Pass fewer, or draw more of them at once.")
     if chunk is not None:
-        size = 4.0 * min(checks.count("chunk", chunk), prompts or chunk) * distribution.dimension**2
+        size = 4.0 * min(chunk, prompts or chunk) * distribution.dimension**2
         room.fits(f"chunk is {chunk}", size, "Draw fewer at once.")
     room.fits(f"depth is {depth}", 8.0 * depth**2, "Pass fewer layers.")
     if preconditioner is not None:
