@@ -17,7 +17,7 @@ import lfom
 ROOT = Path(lfom.__file__).parent
 # A folder imports itself and those before it. __init__ is the library's front door: applications may use it.
 ORDER = (
-    "reference", "core", "prompts", "methods", "limits", "training", "adaptation", "solving", "families", "frontends", "files",
+    "started", "reference", "core", "prompts", "methods", "limits", "training", "adaptation", "solving", "families", "frontends", "files",
     "__init__", "report", "experiments", "verify", "reproduction", "bench", "commands", "cli", "__main__",
 )  # fmt: skip
 # Functions of the first open the others when they are called, so that methods can solve and be saved.

@@ -3,6 +3,10 @@
 import importlib
 from typing import Any
 
+from lfom.started import end_quietly_while_importing
+
+end_quietly_while_importing()  # before JAX, which takes seconds
+
 from lfom.adaptation import Adaptation, PerPrompt, adapt
 from lfom.core import coefficients, links, memories, preconditioners, problems, readers
 from lfom.core.archive import own_version

@@ -73,7 +73,9 @@ def save(path: str | Path, thing: Any, *, force: bool = False, licence: str = LI
     At any moment `path` holds the old file or the new one, whole; an existing file is replaced with
     force=True only. licence: of the file, as an SPDX name.
     """
-    path = Path(path)
+    path = checks.file_path("path", path)
+    checks.flag("force", force)
+    checks.instance("licence", licence, str, "the SPDX name of a licence, as a text")
     tensors: dict[str, np.ndarray] = {}
     if path.exists() and not force:
         raise InputError(f"{path} exists. Pass force=True to replace it, or another name.")
@@ -113,8 +115,10 @@ def load(path: str | Path, *, types: Iterable[type] = (), dtype: Any = None) -> 
 
 def read(path: str | Path, types: Iterable[type] = (), dtype: Any = None) -> tuple[Any, dict[str, Any]]:
     """What `load` returns, and the facts of the file: what, licence, versions."""
-    path, known = Path(path), _with_types(types)
-    exact = jax.config.jax_enable_x64 or (dtype is not None and jnp.dtype(dtype) != jnp.float64)  # type: ignore[attr-defined]
+    path, known = checks.file_path("path", path), _with_types(types)
+    if dtype is not None:
+        dtype = checks.precision("dtype", dtype)
+    exact = jax.config.jax_enable_x64 or (dtype is not None and dtype != jnp.float64)  # type: ignore[attr-defined]
     try:
         facts, tensors = archive.unpacked(_bytes(path))
         with jax.enable_x64(exact):
@@ -136,6 +140,8 @@ def read(path: str | Path, types: Iterable[type] = (), dtype: Any = None) -> tup
 def _with_types(types: Iterable[type]) -> dict[str, type]:
     """Our classes and a user's, by name."""
     known = dict(CLASSES)
+    wanted = "a class or a list of classes with fields, such as dataclasses"
+    checks.instance("types", types, type | list | tuple | set | frozenset, wanted)
     for one in [types] if isinstance(types, type) else types:
         if not isinstance(one, type) or not dataclasses.is_dataclass(one):
             raise InputError(f"types holds {one!r}: pass classes with fields, such as dataclasses.")

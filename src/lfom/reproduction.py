@@ -22,13 +22,14 @@ from typing import Any
 
 import lfom
 from lfom.core import checks
+from lfom.core.archive import versions
 from lfom.core.checks import InputError
 from lfom.core.files import remove_partial, write_whole
 from lfom.core.user_code import module_of
 from lfom.experiments import EXPERIMENTS, experiment_named
 from lfom.experiments.experiment import Experiment, experiments_in
 from lfom.experiments.workbench import ASKED_WITH, PRESETS, TRAININGS, Outcome, Workbench
-from lfom.report import plot_experiment, read_experiment, write_report, write_verdicts
+from lfom.report import draw_experiment, read_experiment, write_report, write_verdicts
 from lfom.report.folders import repair_folder, replace_folder
 from lfom.report.results import COLUMNS, SEEDS, Damaged
 
@@ -67,10 +68,13 @@ def reproduce(
     finished results. seed: of several, the results of the first are the main ones, and verdicts are counted over
     all of them.
     """
-    found, out = wanted(experiments), Path(out)
+    out = checks.file_path("out", out)
     checks.known("preset", preset, PRESETS)
     checks.known("training", training, CHOICES)
-    seeds = [seed] if isinstance(seed, int) else list(dict.fromkeys(seed))
+    seeds = _seeds(seed)
+    checks.flag("force", force)
+    checks.function("say", say, "a function of a text")
+    found = wanted(experiments)
     folders = {one: out if one == seeds[0] else out / SEEDS / str(one) for one in seeds}
     for folder in folders.values():
         prepare_folder(folder)
@@ -86,6 +90,14 @@ def reproduce(
     except InputError as error:
         done.append(Done("report.html", "failed", 0.0, str(error)))
     return done
+
+
+def _seeds(seed: Any) -> list[int]:
+    several = isinstance(seed, list | tuple | range)
+    found = [checks.seed("seed", one) for one in (seed if several else [seed])]
+    if not found:
+        raise InputError("seed is empty: pass a whole number, or a list of them.")
+    return list(dict.fromkeys(found))
 
 
 def wanted(experiments: Wanted | Iterable[Wanted]) -> dict[str, Experiment]:
@@ -301,6 +313,7 @@ def _write(
         "scored_on": list(dict.fromkeys(row.scored_on for row in outcome.rows)),
         **{key: round(value, 2) for key, value in times.items()},
         "version": lfom.__version__,
+        "versions": ", ".join(f"{name} {known}" for name, known in versions().items() if name != "lfom"),
         "machine": machine(),
         "finished": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         **asked,
@@ -312,7 +325,8 @@ def _write(
         write_whole(new / "curves.csv", _csv(one.name, outcome).encode())
         write_whole(new / "claims.json", json.dumps(claims, indent=1).encode())
         write_whole(new / "meta.json", json.dumps(meta, indent=1).encode())
-        plot_experiment(new)  # reads it all back
+        if not draw_experiment(new):  # which reads it all back
+            read_experiment(new)
 
     try:
         replace_folder(folder, write)

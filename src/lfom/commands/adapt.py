@@ -15,6 +15,7 @@ from rich.table import Table
 from lfom.adaptation import SETTINGS, Adaptation, adapt
 from lfom.commands.options import With, option, print_json, types_of
 from lfom.commands.problem_files import load_arrays, model_of
+from lfom.commands.telling import telling
 from lfom.core import checks
 from lfom.core.checks import InputError
 from lfom.core.methods import GATINGS, Algorithm, Mixture
@@ -72,12 +73,12 @@ def adapt_command(
         if given:
             raise InputError(f"{given} shift the prompts that are drawn: leave them out with --data.")
         adapting = read_prompts(data)
-    with Console(stderr=True).status("adapting") as status:
+    with telling("adapting") as say:
         found = adapt(
             model, adapting, setting=setting, train=kinds, folds=folds, steps=steps, seconds=seconds,
-            watch=lambda step, spent: status.update(f"adapting: step {step}, {spent:.1f} s"),
+            watch=lambda step, spent: say(f"adapting: step {step}, {spent:.1f} s"),
         )  # fmt: skip
-        status.update("scoring on fresh prompts")
+        say("scoring on fresh prompts")
         scores = [] if source is None else _scores(model, found, source, keys[2], fresh)
     result = _facts(found, scores)
     if as_json:

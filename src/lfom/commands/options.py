@@ -17,6 +17,12 @@ With = Annotated[
 Seed = Annotated[int, typer.Option(help="Seed of every random number.")]
 
 
+def given(context: typer.Context, name: str) -> bool:
+    """Whether an option was written on the command line."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
 def option(text: str, panel: str, *names: str) -> Any:
     """An option of a command that has so many that they stand in panels."""
     return typer.Option(*names, help=text.replace("[", "\\["), rich_help_panel=panel)  # no markup

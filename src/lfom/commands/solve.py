@@ -11,6 +11,7 @@ from rich.table import Table
 
 from lfom.commands.options import AsJson, Force, With, print_json, types_of
 from lfom.commands.problem_files import check_out, load_model, read_problems, write_solutions
+from lfom.commands.telling import telling
 from lfom.solving import statuses
 
 
@@ -35,7 +36,7 @@ def solve_command(
     with jax.enable_x64(True):  # every array keeps the precision it has in the file
         learned = load_model(method, types_of(with_))
         batch = read_problems(problems)
-        with Console(stderr=True).status(f"solving {len(batch)} problems"):
+        with telling(f"solving {len(batch)} problems"):
             solution = learned.solve(batch, steps, tolerance)
         write_solutions(out, solution)
     status = np.asarray(solution.status)

@@ -15,10 +15,10 @@ from rich.console import Console
 
 from lfom.commands.evaluate import print_scores, reference_name, score_rows
 from lfom.commands.hosts import SCALE, Coordinator, Devices, Hosts, Process, Processes, placed, same_file
-from lfom.commands.options import With, option, print_json, types_of
+from lfom.commands.options import With, given, option, print_json, types_of
 from lfom.commands.problem_files import check_out, load_checkpoint
-from lfom.commands.progress import PartProgress, TrainingProgress, estimate, stages
-from lfom.core import checks
+from lfom.commands.progress import PartProgress, TrainingProgress, check_affordable, estimate, stages
+from lfom.core import checks, room
 from lfom.core.archive import LICENCE, versions
 from lfom.core.checks import InputError
 from lfom.core.files import remove_partial
@@ -29,6 +29,7 @@ from lfom.files import save
 from lfom.limits.optimum import exact_optimum
 from lfom.methods.memformer import GAMMAS, MEMORIES, PRECONDITIONERS, memformer
 from lfom.prompts.distributions import PUBLISHED_SPECTRUM, TEXT_SPECTRUM
+from lfom.started import INTERRUPTED
 from lfom.training.adam import Adam
 from lfom.training.checkpoints import OPTIMISERS, Checkpoint, key_for, regressions, seed_number
 from lfom.training.fitting import FROM_RANDOM, default_optimiser, fit, trained_view
@@ -46,7 +47,6 @@ WITH_RESUME = {
     "with_",
     *SCALE,
 }  # the rest is in the checkpoint
-INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 
 def _adam(text: str, name: str) -> str:
@@ -113,9 +113,9 @@ def train_command(
 ) -> None:
     """Train a model; a checkpoint is kept after every pass, and Ctrl-C loses nothing."""
     placed(devices, hosts, coordinator, processes, process)
-    given = {name for name in context.params if _given(context, name)}
+    said = {name for name in context.params if given(context, name)}
     if resume is not None:
-        checkpoint, licence = _resumed(resume, given, prompts, with_)
+        checkpoint, licence = _resumed(resume, said, prompts, with_)
         path = resume if out is None else out
         if path.resolve() != resume.resolve():
             _writable(path, force, with_)
@@ -142,6 +142,9 @@ def train_command(
         how = _optimiser(optimiser, adam, view) or default_optimiser(model, kinds[0])
         how.check_view(view)
         checkpoint = Checkpoint(model, data, wanted, kinds, how, seed, checks.count("prompts", prompts))
+        scored = 4.0 * (data.runs or 1) * prompts * len(wanted)
+        room.fits(f"prompts is {prompts}", scored, "Score on fewer.")
+        check_affordable(checkpoint.phases, len(eigenvalues), wanted, data.runs or 1)
         path = Path("model.safetensors") if out is None else out
         _writable(path, force, with_)
     job = Job(checkpoint, path, licence, as_json, Console(stderr=True), with_ or [])
@@ -321,11 +324,6 @@ def _finite(state: State) -> None:
 
 def _writable(path: Path, force: bool, inputs: list[Path] | None) -> None:
     check_out(path, force, "model.safetensors", f"--resume {path} to go on with it, ", inputs=inputs or [])
-
-
-def _given(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
 
 
 def _program() -> list[str]:

@@ -19,6 +19,7 @@ from lfom.core.arrays import pad_axes
 from lfom.core.checks import InputError
 from lfom.core.parameters import parameter
 from lfom.core.states import Columns, Direction, NoSuchView, Track, no_view, views_of
+from lfom.core.words import brief
 
 DIFFERS = " (a Gamma that differs between context tokens needs them all, NOTES 2.5; Pair has one value for the context and one for the query)"
 
@@ -26,6 +27,8 @@ DIFFERS = " (a Gamma that differs between context tokens needs them all, NOTES 2
 class Coefficient(eqx.Module):
     """One structure of Gamma. views: where it acts. splits: whether context and query are multiplied
     differently. is_number: whether it is one number, or one for each of them."""
+
+    __repr__ = brief
 
     views: ClassVar[tuple[str, ...]] = ("tokens",)
     splits: ClassVar[bool] = True

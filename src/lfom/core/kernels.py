@@ -108,8 +108,10 @@ def as_kernel(kernel: Any) -> Kernel:
     """What a user hands over: a kernel, or the name of one."""
     if isinstance(kernel, str):
         return KERNELS[checks.known("kernel", kernel, KERNELS)]
-    if not callable(kernel) or isinstance(kernel, type):
-        raise InputError(f"kernel is {kernel!r}: pass a Kernel, or one of the names {', '.join(KERNELS)}.")
+    if not checks.has(kernel, "between", "semidefinite"):
+        raise InputError(
+            f"kernel is {checks.shown(kernel)}: pass a Kernel, or one of the names {', '.join(KERNELS)}."
+        )
     return kernel
 
 

@@ -22,6 +22,7 @@ from lfom.core.coefficients import Coefficient, Pair, Scalar
 from lfom.core.parameters import parameter, part
 from lfom.core.problems import Problem
 from lfom.core.states import VIEWS
+from lfom.core.words import brief
 
 
 class Memory(eqx.Module):
@@ -30,6 +31,8 @@ class Memory(eqx.Module):
     linear: whether the step is a fixed linear combination of directions. has_numbers: whether its
     coefficients are numbers, or one for the context and one for the query.
     """
+
+    __repr__ = brief
 
     linear: ClassVar[bool] = True
 

@@ -32,11 +32,14 @@ from lfom.core.arrays import (
 )
 from lfom.core.checks import InputError
 from lfom.core.parameters import parameter
+from lfom.core.words import brief
 
 
 class Preconditioner(eqx.Module):
     """The matrices of all layers. one_matrix: whether A_l = a_l M with one symmetric M. definite: whether
     A_l = M, symmetric and positive definite. kind: its name in files that others read."""
+
+    __repr__ = brief
 
     one_matrix: ClassVar[bool] = False
     definite: ClassVar[bool] = False

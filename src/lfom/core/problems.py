@@ -31,12 +31,15 @@ from lfom.core.arrays import (
 )
 from lfom.core.checks import InputError
 from lfom.core.states import Columns, Direction, Iterate, Track
+from lfom.core.words import brief
 
 
 class Problem(eqx.Module):
     """What the loop, the readers and the memories ask of a problem. prompts_last: whether prompts ride on
     trailing axes; parameters of each prompt's own may do so as well then. is_quadratic: whether the loss of the
     context is one, so that polynomials of its Hessian tell all."""
+
+    __repr__ = brief
 
     prompts_last: ClassVar[bool] = False
     is_quadratic: ClassVar[bool] = False

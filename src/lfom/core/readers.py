@@ -22,6 +22,7 @@ from lfom.core.kernels import Kernel
 from lfom.core.parameters import parameter, part
 from lfom.core.preconditioners import Full, Preconditioner
 from lfom.core.states import Columns, Direction, Iterate, Track, common_views, no_view, one_kernel, views_of
+from lfom.core.words import brief
 
 
 def attention(P: Array, Q: Array, Z: Array) -> Array:
@@ -43,6 +44,8 @@ class Reader(eqx.Module):
     the gradient times a_l M, M one symmetric matrix. definite: whether times one M in all layers, positive
     definite. from_gradient: whether it reads nothing of the problem but its gradient.
     """
+
+    __repr__ = brief
 
     @property
     def views(self) -> tuple[str, ...]:

@@ -15,11 +15,12 @@ from lfom.core.arrays import PROMPTS_LAST
 from lfom.core.checks import is_concrete
 from lfom.core.compiler import reads_back
 from lfom.core.kernels import check_semidefinite
-from lfom.core.methods import Algorithm
+from lfom.core.methods import Algorithm, a_method
 from lfom.core.parameters import check_layers, leaves, replaced
 from lfom.core.problems import IterateProblem, JointGram, KernelMatrix, Problem
 from lfom.core.states import VIEWS, NoSuchView, common
 from lfom.core.unroll import unroll
+from lfom.core.words import brief
 from lfom.prompts.prompt import Prompt, checked, problem_of, sound
 
 
@@ -30,6 +31,8 @@ class Trajectory(eqx.Module):
     are what it reads out: w, where its state is an iterate. On prompts with a link predictions are x.w of the query;
     link.mean of them is the label to expect.
     """
+
+    __repr__ = brief
 
     predictions: Float[Array, "steps ..."]
     weights: Float[Array, "steps *prompts d"] | None
@@ -47,6 +50,7 @@ def run(algorithm: Algorithm, prompt: Prompt | Problem, *, view: str | None = No
     >>> run(gradient_descent(0.5, steps=4), prompts).predictions.shape
     (5, 3)
     """
+    a_method("algorithm", algorithm)
     checks.count("depth", algorithm.depth)
     if isinstance(prompt, Problem):  # a user's argument: a prompt, or a problem
         check_layers(algorithm, algorithm.depth)

@@ -25,6 +25,7 @@ from lfom.core.parameters import rebuilt
 from lfom.core.problems import JointGram, Problem, Quadratic
 from lfom.core.threads import in_threads
 from lfom.core.unroll import last_residual
+from lfom.core.words import brief
 from lfom.limits.bayes import posterior_means
 from lfom.prompts.distributions import Distribution, Prior
 from lfom.prompts.prompt import Prompt
@@ -57,6 +58,8 @@ class PrefixScore:
     zero: the mean loss of predicting 0. "ridge" has for each number of examples the strength that is best on 500 other
     prompts of the same run.
     """
+
+    __repr__ = brief
 
     name: str
     contexts: tuple[int, ...]

@@ -51,6 +51,10 @@ class Score:
     last: the loss of every prompt after the last step, where it was asked for.
     """
 
+    def __repr__(self) -> str:
+        runs = len(self.mean)
+        return f"Score({self.name!r}, log loss {self.log_loss:.3f}, {runs} run{'s' * (runs > 1)}, {self.prompts:,} prompts)"
+
     name: str
     mean: np.ndarray  # (runs, steps) mean loss over prompts
     stderr: np.ndarray  # (runs, steps) its standard error

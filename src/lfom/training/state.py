@@ -13,11 +13,14 @@ from jax import Array
 from lfom.core.arrays import as_array
 from lfom.core.compiler import jit_draws
 from lfom.core.vectors import Parameters
+from lfom.core.words import brief
 
 
 @dataclass(frozen=True)
 class State:
     """Where a fit stands: all that is needed to go on, bit for bit."""
+
+    __repr__ = brief
 
     phase: int
     level: int
