@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: reproduce test check mutants bad-calls lint setup clean
+.PHONY: reproduce test check docs notebooks mutants bad-calls lint setup clean
 
 reproduce: setup
 	$(BIN)/lfom reproduce
@@ -16,6 +16,19 @@ test: setup lint
 check: setup lint
 	$(BIN)/python -m pytest -n 2 -q tests/test_laws.py tests/test_architecture.py tests/test_parameters.py \
 		tests/test_readers.py tests/test_coefficients_memories.py tests/test_theorems.py
+
+# The site, from docs/ to build/site: every page is executed, a warning is an error, and links are followed.
+docs: setup $(VENV)/.docs
+	rm -rf build/site
+	$(BIN)/python docs/build.py build/site
+
+# The two tours as notebooks, from their pages; a test compares them.
+notebooks: setup
+	$(BIN)/python docs/notebooks.py
+
+$(VENV)/.docs: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	touch $@
 
 # Slips put into a copy of the code, one at a time: how many do the tests see? (tests/mutants)
 mutants: setup
@@ -39,4 +52,4 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) results
+	rm -rf $(VENV) results build

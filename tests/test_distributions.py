@@ -65,7 +65,7 @@ def test_haar_rotations_have_the_moments_of_the_orthogonal_group() -> None:
 
 
 def test_the_two_spectra_of_the_paper() -> None:
-    assert tuple(s**2 for s in TEXT_SPECTRUM) == PUBLISHED_SPECTRUM  # NOTES 2.1
+    assert tuple(s**2 for s in TEXT_SPECTRUM) == PUBLISHED_SPECTRUM  # docs/mathematics.md 2.1
 
 
 def rotated(context: int, **options: Any) -> LinearRegression:

@@ -1,4 +1,4 @@
-"""The joint view: what linear attention sees of a prompt, against the tokens themselves (NOTES section 6)."""
+"""The joint view: what linear attention sees of a prompt, against the tokens themselves (docs/mathematics.md 6)."""
 
 from typing import Any
 

@@ -97,7 +97,9 @@ def test_scores_are_of_sets_of_the_authors_size(bench: Workbench, monkeypatch: p
     assert {d: each.shape for d, each in found.items()} == dict.fromkeys((1, 2, 3, 4), (2, 2))
     prompts = authors_protocol.prompts(bench, (1.0, 1.0, 0.25, 0.0625, 1.0), 19)
     assert prompts.target.shape == (2, 1, 2_000)  # one query each
-    np.testing.assert_allclose(found[1].mean(), 0.729, atol=0.15)  # the published value, NOTES 2.10
+    np.testing.assert_allclose(
+        found[1].mean(), 0.729, atol=0.15
+    )  # the published value, docs/mathematics.md 2.10
     np.testing.assert_allclose(np.exp(found[4]).mean(), np.exp(authors_protocol.cgd(bench, 19, 10)[4]).mean())
 
 

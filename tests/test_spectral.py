@@ -1,4 +1,4 @@
-"""GD++ in spectral coordinates, its optimum, and the fit that finds it (NOTES section 5)."""
+"""GD++ in spectral coordinates, its optimum, and the fit that finds it (docs/mathematics.md 5)."""
 
 from typing import Any
 
@@ -40,7 +40,7 @@ from tests.helpers import make_batch, relative, safe_step
 
 PAPER = LinearRegression(PUBLISHED_SPECTRUM, 20)
 INVERSE = np.diag(1 / np.asarray(PUBLISHED_SPECTRUM))
-OPTIMA = {1: 0.143, 2: -2.856, 3: -7.308}  # NOTES section 3, from two million prompts
+OPTIMA = {1: 0.143, 2: -2.856, 3: -7.308}  # docs/mathematics.md 3, from two million prompts
 DEPTH = 3
 
 

@@ -39,7 +39,7 @@ def test_proposition_1_holds_for_its_own_prompt_only(x64: None) -> None:
         return relative(run(method, prompt).weights, np.stack(w))
 
     assert error(mine) < 1e-10
-    assert error(other) > 1e-2  # CGD's coefficients depend on the prompt (NOTES 2.6)
+    assert error(other) > 1e-2  # CGD's coefficients depend on the prompt (docs/mathematics.md 2.6)
     for prompt in (mine, other):
         w = reference.conjugate_gradient(np.asarray(prompt.X), np.asarray(prompt.y), DEPTH)
         assert relative(run(theorems.conjugate_memformer(DEPTH), prompt).weights, np.stack(w)) < 1e-10

@@ -46,7 +46,7 @@ def test_several_numbers_of_steps_are_tuned_as_each_is_alone() -> None:
 
 
 def test_the_tuned_baselines_of_the_notes() -> None:
-    # NOTES 2.10, four steps: GD .188, momentum -.137. Fewer prompts are fitted, not described:
+    # docs/mathematics.md 2.10, four steps: GD .188, momentum -.137. Fewer prompts are fitted, not described:
     # 5,000 give momentum -.188 on themselves and -.07 on others.
     sample = draw_quadratics(LinearRegression(PUBLISHED_SPECTRUM, 20), jax.random.key(0), 50_000)
     descent = tune(gradient_descent, sample, steps=4, parameters=1)

@@ -34,7 +34,7 @@ def test_both_views_are_compared_for_some_of_the_memories(monkeypatch: pytest.Mo
 
 def test_a_broken_equation_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     name, gradient = "Lemma 1: Linear Transformer = preconditioned GD", reference.gradient
-    # 1/n twice, as in the paper's proof (NOTES 2.2)
+    # 1/n twice, as in the paper's proof (docs/mathematics.md 2.2)
     monkeypatch.setattr(reference, "gradient", lambda X, y, w: gradient(X, y, w) / len(y))
     monkeypatch.setattr(verify, "CHECKS", {name: verify.CHECKS[name]})
     (check,) = verify.verify(seed=0, rounds=1)

@@ -72,6 +72,15 @@ def save(path: str | Path, thing: Any, *, force: bool = False, licence: str = LI
 
     At any moment `path` holds the old file or the new one, whole; an existing file is replaced with
     force=True only. licence: of the file, as an SPDX name.
+
+    >>> from pathlib import Path
+    >>> import tempfile
+    >>> import lfom
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder, "method.safetensors")
+    ...     lfom.save(path, lfom.momentum(0.5, 0.9, steps=2))
+    ...     lfom.load(path).depth
+    2
     """
     path = checks.file_path("path", path)
     checks.flag("force", force)

@@ -67,6 +67,18 @@ def reproduce(
     objects. training: "paper", "converged" or "both"; what has trainings of its own runs them all. force: replace
     finished results. seed: of several, the results of the first are the main ones, and verdicts are counted over
     all of them.
+
+    >>> from pathlib import Path
+    >>> import lfom
+    >>> import tempfile
+    >>> class Halves(lfom.Experiment):
+    ...     name, title = "halves", "What halves with every step"
+    ...     def run(self, bench):
+    ...         return lfom.Outcome([lfom.Row("halves", "none", x, 2.0**-x) for x in range(3)], [])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     done = lfom.reproduce(Halves(), folder)
+    ...     done[0].status, Path(folder, "report.html").exists()
+    ('made', True)
     """
     out = checks.file_path("out", out)
     checks.known("preset", preset, PRESETS)

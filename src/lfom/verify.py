@@ -383,7 +383,7 @@ def check_tokens(rng: np.random.Generator) -> float:
 
 
 def check_heads_collapse(rng: np.random.Generator) -> float:
-    """With B = 0 and one memory, any heads equal one head with the summed A (NOTES 2.7)."""
+    """With B = 0 and one memory, any heads equal one head with the summed A (docs/mathematics.md 2.7)."""
     prompt, depth, worst = random_prompt(rng), int(rng.integers(1, 6)), 0.0
     A = np.stack([random_matrices(rng, prompt, depth) / 3 for _ in range(3)])
     several = Heads(tuple(Gradient(Full(as_array(a))) for a in A))

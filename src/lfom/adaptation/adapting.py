@@ -66,6 +66,12 @@ class Adaptation:
     prompts that were fitted to unless they were few (see above), so no substitute for a score on fresh ones.
     kept: the share of prompts (per prompt), or 1 or 0 (otherwise), whose adaptation was kept.
     steps, seconds: what was spent, compilation included. history: time and loss after every step.
+
+    >>> import numpy as np
+    >>> import lfom
+    >>> losses = {"before": np.array([0.8]), "after": np.array([0.5]), "kept": np.array([1.0])}
+    >>> lfom.Adaptation(None, "label-free", ("gates",), prompts=50, steps=3, seconds=0.1, **losses).note
+    'The adapted model is returned.'
     """
 
     __repr__ = brief
@@ -115,7 +121,8 @@ def adapt(
     parts of the context are held out in turn. steps, seconds: the budget. watch: called after every
     step with its number and the time.
 
-    >>> from lfom import LinearRegression, memformer, mixture
+    >>> import jax
+    >>> from lfom import LinearRegression, adapt, memformer, mixture
     >>> experts = [memformer(2, 1, memory="none", scale=s, key=jax.random.key(0)) for s in (0.3, 0.6)]
     >>> prompts = LinearRegression([1.0, 0.5], 8).prompts(jax.random.key(1), 50)
     >>> found = adapt(mixture(experts), prompts)

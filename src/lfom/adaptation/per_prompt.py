@@ -36,7 +36,8 @@ class PerPrompt(Algorithm):
 
     steps: damped least-squares steps; 0 picks the best single expert, or the model's own gates.
 
-    >>> from lfom import LinearRegression, evaluate, memformer, mixture
+    >>> import jax
+    >>> from lfom import LinearRegression, PerPrompt, evaluate, memformer, mixture
     >>> experts = [memformer(2, 1, memory="none", scale=s, key=jax.random.key(0)) for s in (0.3, 0.6)]
     >>> score = evaluate({"adapted": PerPrompt(mixture(experts))}, LinearRegression([1.0, 0.5], 8),
     ...                  prompts=100, key=jax.random.key(1))["adapted"]

@@ -15,7 +15,15 @@ from lfom.core.arrays import as_array, default_dtype
 
 
 class InputError(ValueError):
-    """An argument breaks a rule; the message says which, why and what to do."""
+    """An argument breaks a rule; the message says which, why and what to do.
+
+    >>> import lfom
+    >>> try:
+    ...     lfom.gradient_descent(0.5, steps=0)
+    ... except lfom.InputError as error:
+    ...     "steps" in str(error), isinstance(error, ValueError)
+    (True, True)
+    """
 
 
 def is_concrete(value: object) -> bool:

@@ -2,8 +2,14 @@
 
 Each class is one structure. It knows how it acts on tokens, (d+1, n+1), and how the same numbers act in the
 other views, where they do: a Gamma that differs between context tokens is not a scaling of the coordinates of
-w, and no few columns stand for all tokens (NOTES 2.5). A bank holds one coefficient per pair of layers, on
+w, and no few columns stand for all tokens (docs/mathematics.md 2.5). A bank holds one coefficient per pair of layers, on
 leading axes; a coefficient itself sees one.
+
+>>> import jax.numpy as jnp
+>>> import lfom
+>>> gamma = lfom.coefficients.Scalar(0.3 * jnp.eye(3))  # Gamma_j^l at [l, j]
+>>> lfom.memories.Bank(gamma, tied=False).has_numbers
+True
 """
 
 import abc
@@ -21,12 +27,20 @@ from lfom.core.parameters import parameter
 from lfom.core.states import Columns, Direction, NoSuchView, Track, no_view, views_of
 from lfom.core.words import brief
 
-DIFFERS = " (a Gamma that differs between context tokens needs them all, NOTES 2.5; Pair has one value for the context and one for the query)"
+DIFFERS = " (a Gamma that differs between context tokens needs them all, docs/mathematics.md 2.5; Pair has one value for the context and one for the query)"
 
 
 class Coefficient(eqx.Module):
     """One structure of Gamma. views: where it acts. splits: whether context and query are multiplied
-    differently. is_number: whether it is one number, or one for each of them."""
+    differently. is_number: whether it is one number, or one for each of them.
+
+    >>> import lfom
+    >>> class Half(lfom.Coefficient):
+    ...     def on_tokens(self, direction):
+    ...         return direction / 2
+    >>> Half().views
+    ('tokens',)
+    """
 
     __repr__ = brief
 

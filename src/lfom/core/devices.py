@@ -19,6 +19,8 @@ _asked: list[int] = []  # the last one counts
 class devices:
     """Use so many of this process's devices from now on, or inside a `with` block.
 
+    >>> import lfom
+    >>> from lfom.core.devices import used
     >>> with lfom.devices(1):
     ...     len(used())
     1

@@ -23,7 +23,18 @@ ROUNDING = 1e-5  # of the largest eigenvalue: a negative one so small may be rou
 @dataclass(frozen=True)
 class Kernel(abc.ABC):
     """k(x, x'). semidefinite: whether it is known to be positive semidefinite; where it is not, prompts that are
-    handed over are looked at."""
+    handed over are looked at.
+
+    >>> from dataclasses import dataclass
+    >>> import jax.numpy as jnp
+    >>> import lfom
+    >>> @dataclass(frozen=True)
+    ... class Square(lfom.Kernel):
+    ...     def __call__(self, inner, left, right):
+    ...         return (1 + inner) ** 2
+    >>> Square().between(jnp.ones((4, 2)), jnp.ones((3, 2))).shape
+    (4, 3)
+    """
 
     semidefinite: ClassVar[bool] = False
 
@@ -47,7 +58,13 @@ class Kernel(abc.ABC):
 
 @dataclass(frozen=True)
 class LinearKernel(Kernel):
-    """x.x': linear attention, and linear regression."""
+    """x.x': linear attention, and linear regression.
+
+    >>> import jax.numpy as jnp
+    >>> import lfom
+    >>> lfom.LinearKernel().between(jnp.array([[1.0, 1.0]]), jnp.array([[2.0, 0.0]])).tolist()
+    [[2.0]]
+    """
 
     semidefinite = True
 
@@ -57,7 +74,13 @@ class LinearKernel(Kernel):
 
 @dataclass(frozen=True)
 class ExponentialKernel(Kernel):
-    """exp(x.x')."""
+    """exp(x.x').
+
+    >>> import jax.numpy as jnp
+    >>> import lfom
+    >>> lfom.ExponentialKernel().between(jnp.array([[1.0, 0.0]]), jnp.array([[0.0, 1.0]])).tolist()
+    [[1.0]]
+    """
 
     semidefinite = True
 
@@ -67,7 +90,13 @@ class ExponentialKernel(Kernel):
 
 @dataclass(frozen=True)
 class GaussianKernel(Kernel):
-    """exp(-|x - x'|^2 / (2 width^2))."""
+    """exp(-|x - x'|^2 / (2 width^2)).
+
+    >>> import jax.numpy as jnp
+    >>> import lfom
+    >>> lfom.GaussianKernel(width=2.0).between(jnp.ones((1, 3)), jnp.ones((1, 3))).tolist()
+    [[1.0]]
+    """
 
     semidefinite = True
     width: float = 1.0
@@ -85,7 +114,14 @@ class GaussianKernel(Kernel):
 @dataclass(frozen=True)
 class ArcCosineKernel(Kernel):
     """|x| |x'| (sin t + (pi - t) cos t) / pi, t the angle between them: twice the mean of relu(u.x) relu(u.x') over
-    standard normal u, the kernel of a wide layer of ReLU units."""
+    standard normal u, the kernel of a wide layer of ReLU units.
+
+    >>> import jax.numpy as jnp
+    >>> import lfom
+    >>> x = jnp.array([[1.0, 0.0]])
+    >>> lfom.ArcCosineKernel().between(x, jnp.array([[1.0, 0.0], [-1.0, 0.0]])).round(4).tolist()
+    [[1.0, 0.0]]
+    """
 
     semidefinite = True
 

@@ -3,6 +3,11 @@
 A label y has the density exp(y eta - b(eta)), up to what does not depend on eta. So its mean is b'(eta), and the
 mean log loss of a context has the gradient X^T (b'(X w) - y) / n: that of least squares, with y - mean(x.w) in the
 place of y - x.w. Each class is one link.
+
+>>> import jax.numpy as jnp
+>>> import lfom
+>>> float(lfom.links.LogisticLink().mean(jnp.zeros(()))), float(lfom.links.PoissonLink().mean(jnp.zeros(())))
+(0.5, 1.0)
 """
 
 import abc

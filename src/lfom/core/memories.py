@@ -4,6 +4,11 @@ A memory is linear in the directions, except for the conjugate register, whose t
 from each prompt. The same code acts in every view and layout: a direction can be added, and multiplied by a
 number or by one per prompt; the problem says what a coefficient does to it. What is remembered has the same
 shapes in every layer, so that layers can be a loop.
+
+>>> import jax.numpy as jnp
+>>> import lfom
+>>> lfom.memories.Register(jnp.ones(2), jnp.array([0.0, 0.5])).gamma.tolist()  # R <- direction + gamma R
+[0.0, 0.5]
 """
 
 import abc
@@ -30,6 +35,14 @@ class Memory(eqx.Module):
 
     linear: whether the step is a fixed linear combination of directions. has_numbers: whether its
     coefficients are numbers, or one for the context and one for the query.
+
+    >>> import lfom
+    >>> class Twice(lfom.Memory):
+    ...     def __call__(self, direction, past, state, problem, layer):
+    ...         return 0.2 * direction + 0.1 * past, direction
+    >>> gradient = lfom.readers.Gradient(lfom.preconditioners.Identity())
+    >>> lfom.Method(gradient, Twice(), 3).depth
+    3
     """
 
     __repr__ = brief
@@ -170,7 +183,7 @@ class Bank(Memory):
 
     gamma: a Coefficient with leading axes (depth,) if tied over layers (Gamma_j, the same for
     every l) or (depth, depth) if untied, indexed [l, j]. own_is_one: the current direction's
-    own coefficient is 1 instead of Gamma_l^l (NOTES 2.3).
+    own coefficient is 1 instead of Gamma_l^l (docs/mathematics.md 2.3).
     """
 
     gamma: Coefficient = part(

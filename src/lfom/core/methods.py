@@ -58,7 +58,13 @@ class Door:
 
 
 class Algorithm(eqx.Module):
-    """A first-order method of fixed depth: its step, and what it needs of a state."""
+    """A first-order method of fixed depth: its step, and what it needs of a state.
+
+    >>> import lfom
+    >>> method = lfom.gradient_descent(0.5, steps=3)
+    >>> isinstance(method, lfom.Algorithm), method.depth, method.views[0]
+    (True, 3, 'iterates')
+    """
 
     switches_off: ClassVar[bool] = True  # whether its last layers may be switched off: it does not look ahead
 
@@ -317,7 +323,15 @@ class OneStep(Algorithm):
 
 class Method(Algorithm):
     """A reader and a memory. Classical methods, trained Memformers and methods learned from problems are
-    all of this kind."""
+    all of this kind.
+
+    >>> import jax.numpy as jnp
+    >>> import lfom
+    >>> gradient = lfom.readers.Gradient(lfom.preconditioners.Identity())
+    >>> method = lfom.Method(gradient, lfom.memories.Forget(jnp.full(3, 0.5)), 3)  # gradient descent
+    >>> method
+    Method(Gradient, Forget, 3 layers)
+    """
 
     is_scope: ClassVar[bool] = True  # parameters of the memory share their scale with those of this reader
     reader: Reader = part()
@@ -449,6 +463,12 @@ class Mixture(Algorithm):
     gates: (heads,) for one number per head, (heads, depth) for one per head and layer; a
     trailing axis holds one value per prompt. gating: "free" uses the numbers as they are (the
     paper), "softmax" their softmax over heads, "hard" the head with the largest number alone.
+
+    >>> import jax.numpy as jnp
+    >>> import lfom
+    >>> heads = (lfom.gradient_descent(0.5, steps=2), lfom.momentum(0.5, 0.5, steps=2))
+    >>> lfom.Mixture(heads, jnp.array([0.25, 0.75])).weights.tolist()
+    [0.25, 0.75]
     """
 
     heads: tuple[Algorithm, ...] = part()

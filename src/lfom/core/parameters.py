@@ -54,6 +54,16 @@ def parameter(
     depend on the object. unread: entries that no layer reads. scales: entries that only scale the
     direction as a whole, which the reader's own parameters do as well: "all", or the "last" of those that
     belong together. They are fixed where the reader's are trained.
+
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> import lfom
+    >>> class Fixed(lfom.Memory):
+    ...     eta: jax.Array = lfom.parameter(axes="layers")
+    ...     def __call__(self, direction, past, state, problem, layer):
+    ...         return self.eta * direction, past
+    >>> Fixed(jnp.ones(3)).eta.shape
+    (3,)
     """
     return _declared(Declaration(kind, axes, unread, scales), options)
 
@@ -71,6 +81,16 @@ def part(
 
     kind: of all parameters in it that do not say their own. axes: what stands before their own axes, with
     `unread` and `scales` over these. sets_scale: its trained parameters scale the direction.
+
+    >>> import jax.numpy as jnp
+    >>> import lfom
+    >>> class Twice(lfom.Memory):
+    ...     one: lfom.Memory = lfom.part()
+    ...     def __call__(self, direction, past, state, problem, layer):
+    ...         step, past = self.one(direction, past, state, problem, layer)
+    ...         return 2 * step, past
+    >>> Twice(lfom.memories.Forget(jnp.ones(3))).one.eta.shape
+    (3,)
     """
     return _declared(Declaration(kind, axes, unread, scales, sets_scale), options)
 

@@ -1,10 +1,15 @@
 """Matrices A_l (and B_l) of a layer: which of them exist, and how they act.
 
-A acts transposed on the gradient (NOTES 2.2): attention with Q = -A steps along -A^T grad R. Each class is
+A acts transposed on the gradient (docs/mathematics.md 2.2): attention with Q = -A steps along -A^T grad R. Each class is
 one way to parametrise the matrices of all layers, and sees those of one. A vector has the axes of the
 unknowns first and those of prompts, if any, after them. The second half are symmetric positive definite
 matrices for all layers: every value of their parameters is positive definite, and a gradient step in them
 is a relative change.
+
+>>> import jax.numpy as jnp
+>>> import lfom
+>>> lfom.preconditioners.Identity().matrix(2).tolist()
+[[1.0, 0.0], [0.0, 1.0]]
 """
 
 import abc
@@ -37,7 +42,18 @@ from lfom.core.words import brief
 
 class Preconditioner(eqx.Module):
     """The matrices of all layers. one_matrix: whether A_l = a_l M with one symmetric M. definite: whether
-    A_l = M, symmetric and positive definite. kind: its name in files that others read."""
+    A_l = M, symmetric and positive definite. kind: its name in files that others read.
+
+    >>> import jax.numpy as jnp
+    >>> import lfom
+    >>> class Doubled(lfom.Preconditioner):
+    ...     def matrix(self, d):
+    ...         return 2 * jnp.eye(d)
+    ...     def transposed_times(self, vector):
+    ...         return 2 * vector
+    >>> Doubled().transposed_times(jnp.ones(2)).tolist()
+    [2.0, 2.0]
+    """
 
     __repr__ = brief
 

@@ -5,6 +5,12 @@ attention with a kernel sees. The others are the iterate view: `Quadratic` from 
 examples themselves, `Operator` from products with a symmetric matrix, `Objective` from any differentiable loss. A step costs one product with the Hessian, or one gradient. The layout is the
 problem's: prompts ride on the trailing axes of a `Quadratic`, a `KernelMatrix` and a `JointGram`, and a batch of any other is a
 `vmap`.
+
+>>> import jax.numpy as jnp
+>>> import lfom
+>>> problem = lfom.problems.Examples(jnp.eye(2), jnp.array([2.0, 1.0]))
+>>> lfom.run(lfom.gradient_descent(2.0, steps=1), problem).predictions[-1].tolist()  # w after each step
+[2.0, 1.0]
 """
 
 import abc
@@ -37,7 +43,14 @@ from lfom.core.words import brief
 class Problem(eqx.Module):
     """What the loop, the readers and the memories ask of a problem. prompts_last: whether prompts ride on
     trailing axes; parameters of each prompt's own may do so as well then. is_quadratic: whether the loss of the
-    context is one, so that polynomials of its Hessian tell all."""
+    context is one, so that polynomials of its Hessian tell all.
+
+    >>> import jax
+    >>> import lfom
+    >>> problem = lfom.LinearRegression([1.0, 0.5], context=6).prompt(jax.random.key(0)).problem("iterates")
+    >>> isinstance(problem, lfom.Problem), problem.unknowns()
+    (True, 2)
+    """
 
     __repr__ = brief
 
@@ -169,7 +182,7 @@ class Tokens(Problem):
     def times(self, coefficient: Any, direction: Array) -> Array:
         return coefficient.on_tokens(direction)
 
-    # The label entries of the context are y - x.w, those of a direction -x.d (NOTES 2.6).
+    # The label entries of the context are y - x.w, those of a direction -x.d (docs/mathematics.md 2.6).
     def slope(self, state: Array, direction: Array) -> Array:
         return -jnp.mean(state[-1, :-1] * direction[-1, :-1])
 
@@ -447,7 +460,7 @@ class KernelMatrix(Quadratic):
 
 class JointGram(Problem):
     """All that linear attention sees of a prompt, whatever P and Q: the joint Gram matrix S = Z_0 M Z_0^T / n of
-    covariates and labels, and the questions that are asked (NOTES section 6).
+    covariates and labels, and the questions that are asked (docs/mathematics.md 6).
 
     S is kept as Y Y^T with at most d + 1 columns: a shorter prompt, which no layer can tell from the whole. The
     queries are columns of their own, that all see the same context, as many as the probe has rows. What is

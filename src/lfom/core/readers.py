@@ -2,6 +2,10 @@
 
 A reader returns the direction of a layer: Attn(Z_l) / n on tokens, on iterates the change of w (and of the
 covariates) that these tokens describe, in the joint view the change of the few columns that stand for them.
+
+>>> import lfom
+>>> lfom.readers.Gradient(lfom.preconditioners.Identity()).views[0]
+'iterates'
 """
 
 import abc
@@ -43,6 +47,13 @@ class Reader(eqx.Module):
     moves_covariates: whether it rewrites covariates as well as labels (GD++). one_matrix: whether it reads
     the gradient times a_l M, M one symmetric matrix. definite: whether times one M in all layers, positive
     definite. from_gradient: whether it reads nothing of the problem but its gradient.
+
+    >>> import lfom
+    >>> class Nothing(lfom.Reader):
+    ...     def on_tokens(self, Z, problem):
+    ...         return 0 * Z
+    >>> Nothing().views
+    ('tokens',)
     """
 
     __repr__ = brief
@@ -140,7 +151,7 @@ class Reader(eqx.Module):
 
 def on_columns(P: Array, Q: Array, state: Columns) -> Columns:
     """The same attention over n, where columns Y with Y Y^T = Z M Z^T / n stand for the context:
-    P (Y Y^T) Q times every column (NOTES section 6)."""
+    P (Y Y^T) Q times every column (docs/mathematics.md 6)."""
     K = matmat(matmat(P, matmat(state.context, transpose(state.context))), Q)
     return Columns(matmat(K, state.context), matmat(K, state.query))
 
@@ -211,7 +222,7 @@ class Gradient(Reader):
     """The sparse parametrisation P = diag(B, 1), Q = -diag(A, 0) (equation params_Thm3).
 
     With B = None (zero) it reads the gradient of R, preconditioned: -A^T grad R(w) (Lemma 1,
-    with the transpose of NOTES 2.2). With B it also rewrites the covariates (GD++).
+    with the transpose of docs/mathematics.md 2.2). With B it also rewrites the covariates (GD++).
     """
 
     A: Preconditioner = part("A", sets_scale=True)
@@ -256,7 +267,7 @@ class Gradient(Reader):
 
     def on_iterates(self, state: Iterate, problem: Any) -> Direction:
         """du = T^T A^T r, dT = -B (T G T^T) A T with r = -T grad R, and the same with S for
-        the query's track (NOTES section 4)."""
+        the query's track (docs/mathematics.md 4)."""
         T, K = state.context.T, None
         if T is not None and self.B is not None:
             d = state.gradient.shape[0]

@@ -58,7 +58,7 @@ def fingerprint(tree: Any) -> str:
 class PerRun(eqx.Module):
     """One model, distribution or set of prompts per run.
 
-    >>> from lfom import gradient_descent
+    >>> from lfom import PerRun, gradient_descent
     >>> sizes = PerRun([gradient_descent(eta, steps=2) for eta in (0.1, 0.2, 0.3)])
     >>> sizes.runs, sizes[1].memory.eta.tolist() == sizes.stacked.memory.eta[1].tolist()
     (3, True)

@@ -1,9 +1,9 @@
 """The views, and what a method has computed so far in those that are not tokens.
 
 Tokens need no type: their state is the matrix Z. In the iterate view the same numbers are written as a
-recursion on w (NOTES section 4): a token that started as (x, y) is, after l layers, (T_l x, y - x.w_l); with
+recursion on w (docs/mathematics.md 4): a token that started as (x, y) is, after l layers, (T_l x, y - x.w_l); with
 one Gamma for the context and another for the query, the two kinds of token follow tracks of their own. The kernel
-view is the same with one unknown per example. In the joint view the state is a few columns that linear attention cannot tell from all tokens (NOTES section 6).
+view is the same with one unknown per example. In the joint view the state is a few columns that linear attention cannot tell from all tokens (docs/mathematics.md 6).
 """
 
 from collections.abc import Sequence

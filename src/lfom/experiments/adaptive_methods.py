@@ -1,4 +1,4 @@
-"""Are AdaGrad and Adam linear first-order methods with fixed coefficients? (Section 1, NOTES 2.16)"""
+"""Are AdaGrad and Adam linear first-order methods with fixed coefficients? (Section 1, docs/mathematics.md 2.16)"""
 
 import numpy as np
 

@@ -1,6 +1,6 @@
 """The authors' own protocol: their number of prompts, one query each, their scoring, their Adam; values by depth.
 
-What NOTES 2.14 leaves open is as in their published notebooks: A is trained first, with the memory switched off, on
+What docs/mathematics.md 2.14 leaves open is as in their published notebooks: A is trained first, with the memory switched off, on
 batches that are resampled (Adam with betas .99 and .9, clipped); then, without clipping, A and the memory are
 fine-tuned on one batch (the memory alone where the NAG and momentum figures show at one layer what A alone gives).
 Figures differ in whether they are then scored on that batch or on a fresh one.
@@ -166,7 +166,7 @@ def fitted(
 
 @kept
 def in_one_stage(bench: Workbench, model: str) -> Values:
-    """Trained as the paper's text says: everything at once, on batches that are resampled (NOTES 2.14)."""
+    """Trained as the paper's text says: everything at once, on batches that are resampled (docs/mathematics.md 2.14)."""
     return on_fresh(bench, bench.trained(model, "paper", bench.data()))
 
 

@@ -33,7 +33,7 @@ def compared(
             "conjugate-register-learns-preconditioner",
             "Ours: trained through it, the conjugate register reaches CGD preconditioned with the true inverse covariance.",
             at_most(conjugate, ideal, 0.1, rule=rule, evidence=evidence),
-            "NOTES 3",
+            "docs/mathematics.md 3",
         )
     return found, claims
 

@@ -20,6 +20,14 @@ class Experiment:
     trainings: what its names of trainings stand for, each an optimiser, or a function (preset, model, d) that
     gives one. `run` finds those that it was asked for in `bench.trainings`: of "paper" and "converged" the ones
     that --training names, and all others.
+
+    >>> import lfom
+    >>> class Halves(lfom.Experiment):
+    ...     name, title = "halves", "What halves with every step"
+    ...     def run(self, bench):
+    ...         return lfom.Outcome([lfom.Row("halves", "none", x, 2.0**-x) for x in range(3)], [])
+    >>> [row.value for row in Halves().run(lfom.Workbench()).rows]  # lfom.reproduce(Halves()) draws it
+    [1.0, 0.5, 0.25]
     """
 
     name: str = ""

@@ -45,7 +45,7 @@ class GatedLinearTransformer(OnMixture):
             "log loss of CGD after one step is zero to rounding (floor -60) in every run",
             bool((found.cgd[1].mean[:, -1] == 0).all()),
             f"CGD {values(found.cgd)}; gates {values(ours)}",
-            "NOTES 2.12",
+            "docs/mathematics.md 2.12",
         )
         shared.five_claims(bench, CURVE, "lt", claims)
         main = ("mixture", LABEL_FREE, PER_PROMPT, *NAMES)

@@ -52,7 +52,7 @@ class GatedMemformer(OnMixture):
             "log loss of gates per prompt, fitted to each context, is zero to rounding (floor -60) at depth 1 in every run",
             bool((found[PER_PROMPT][1].mean[:, -1] == 0).all()),
             f"gates per prompt {values(found[PER_PROMPT])}",
-            "NOTES 2.12",
+            "docs/mathematics.md 2.12",
         )
         shared.five_claims(bench, CURVE, "memformer", claims)
         main = (GATES, BOTH, LABEL_FREE, PER_PROMPT)

@@ -118,7 +118,7 @@ class RewrittenCovariates(Experiment):
                 f"in every run at most {', '.join(map(str, most.values()))} above it at depths {', '.join(map(str, most))}",
                 [bool((own <= most[d]).all()) for d, own in above.items()],
                 f"{told}; optimum {values(best)}",
-                "NOTES 5",
+                "docs/mathematics.md 5",
             )
 
 

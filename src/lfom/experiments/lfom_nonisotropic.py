@@ -68,7 +68,7 @@ def compared(
             "training-reaches-optimum",
             f"Ours: training reaches the {optimum} of shared coefficients within 0.03.",
             at_most(found["Memformer", "converged"], found[optimum, "none"], 0.03),
-            "NOTES 3",
+            "docs/mathematics.md 3",
         )
     return found, claims
 

@@ -134,10 +134,10 @@ class PublishedCurves(Experiment):
         "matrix. Then A and memory: Adam at 0.01, 1,000 steps on one batch, not clipped; Gamma alone in the NAG and momentum "
         "figures. Linear Transformers of full A: the first stage. Gamma is a number for each layer here (own coefficient "
         "1), a table over tokens there. Small batches and five heads, which have the same CGD: a register, A a number. "
-        "Learned LFOM: one fixed set, Adam as in NOTES 2.14. Experts and gates: one batch for each, 500 steps for experts (A, "
+        "Learned LFOM: one fixed set, Adam as in docs/mathematics.md 2.14. Experts and gates: one batch for each, 500 steps for experts (A, "
         "B and Gamma) and three gates, 1,000 for one, gates from 0, not clipped. CGD reads 19 of the 20 examples (20 beside "
         "the learned LFOM); NAG and momentum GD take the step sizes of Appendix B on the gradient without 1/n. In one stage: "
-        "A and memory at once, as the text has it (NOTES 2.14), for the models of the main figures. Which stage a figure shows "
+        "A and memory at once, as the text has it (docs/mathematics.md 2.14), for the models of the main figures. Which stage a figure shows "
         "is not said anywhere: that Linear Transformers are shown after the first, and Gamma alone fine-tuned in two figures, "
         "is read off the published values at one layer."
     )

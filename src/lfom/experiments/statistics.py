@@ -86,7 +86,14 @@ class Finding:
 
 
 class Claims(list[Claim]):
-    """The claims of an experiment, in the section of the paper that makes them."""
+    """The claims of an experiment, in the section of the paper that makes them.
+
+    >>> import lfom
+    >>> claims = lfom.Claims("My notes")
+    >>> claims.test("mine", "Memory helps.", "a lower loss at every depth", [True, False], "-0.2, +0.1")
+    >>> claims[0].verdict
+    'partly'
+    """
 
     def __init__(self, section: str):
         super().__init__()

@@ -106,7 +106,13 @@ ASKED_WITH = {A_THEN_GAMMA: "paper"}  # the choice of --training that it belongs
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an experiment found."""
+    """What an experiment found.
+
+    >>> import lfom
+    >>> rows = [lfom.Row("halves", "none", x, 2.0**-x) for x in range(3)]
+    >>> len(lfom.Outcome(rows, lfom.Claims("My notes")).rows)
+    3
+    """
 
     __repr__ = brief
 
@@ -121,7 +127,13 @@ def keys(pairs: Iterable[tuple[str, str]]) -> list[str]:
 
 
 class Workbench:
-    """Makes data, trains models and scores them; everything is kept, so that figures share it."""
+    """Makes data, trains models and scores them; everything is kept, so that figures share it.
+
+    >>> import lfom
+    >>> bench = lfom.Workbench("quick", seed=0, runs=2)
+    >>> bench.data().runs, bench.preset.prompts
+    (2, 200000)
+    """
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The best that shared scalar coefficients can do on a distribution (NOTES section 3).
+"""The best that shared scalar coefficients can do on a distribution (docs/mathematics.md 3).
 
 After L steps of any memory with shared scalar coefficients and one preconditioner A, the error
 is p(A G) e_0 for a polynomial p of degree L with p(0) = 1: the answer is w = q(A G) A b with
@@ -130,6 +130,7 @@ def exact_optimum(d: int, n: int, depth: int) -> Optimum:
     """The optimum for Gaussian covariates, w* ~ N(0, S^-1), no label noise, and the inverse
     covariance as preconditioner: from exact moments, in rational arithmetic.
 
+    >>> from lfom import exact_optimum
     >>> round(exact_optimum(d=5, n=20, depth=2).log_loss, 4)
     -1.0182
     """
@@ -154,7 +155,7 @@ def with_preconditioner(optimum: Optimum, preconditioner: Array | None) -> Optim
 
 def wishart_moment(k: int, d: int, n: int) -> Fraction:
     """E tr W^k for W = X X^T with standard normal X (d, n): the sum over partitions of k in
-    NOTES section 3, with c(s) = 2(j-1) - (i-1) for the box s = (i, j), arm a and leg l. The box (3, 2) has c = 0, so that
+    docs/mathematics.md 3, with c(s) = 2(j-1) - (i-1) for the box s = (i, j), arm a and leg l. The box (3, 2) has c = 0, so that
     only partitions without it count: k^2 / 4 of them and not exp(sqrt(k)).
 
     >>> wishart_moment(1, 5, 20)
@@ -223,6 +224,13 @@ def sampled_optimum(
     covariates: of GD++ with A_l = a_l preconditioner and B_l = b_l I, instead of what leaves covariates as they
     are; memory: "none", or a bank of "scalar" or "pair" numbers, which makes a difference there only.
     prompts: a million by default, five of GD++, whose loss rare ones dominate. chunk: how many are drawn at once.
+
+    >>> import jax
+    >>> import lfom
+    >>> data = lfom.LinearRegression([1.0, 1.0], context=6)
+    >>> found = lfom.sampled_optimum(data, 2, jax.random.key(0), prompts=20_000)
+    >>> abs(found.log_loss - lfom.exact_optimum(d=2, n=6, depth=2).log_loss) < 0.2
+    True
     """
     a_distribution("distribution", distribution)
     checks.random_key("key", key)

@@ -19,7 +19,8 @@ class PosteriorMean(OneStep):
     """The Bayes predictor for labels of a Gaussian process with this kernel, f = sum_i alpha_i k(x_i, .)
     with (K + noise^2 I) alpha = y. Without noise it goes through all labels.
 
-    >>> from lfom import ExponentialKernel, GaussianProcess, run
+    >>> import jax
+    >>> from lfom import ExponentialKernel, GaussianProcess, PosteriorMean, run
     >>> prompts = GaussianProcess(5, 14, ExponentialKernel()).prompts(jax.random.key(0), 3)
     >>> run(PosteriorMean(ExponentialKernel()), prompts).predictions.shape
     (2, 3)

@@ -1,4 +1,4 @@
-"""Spectral coordinates: GD++ with A_l = a_l M, B_l = b_l I and numbers as coefficients (NOTES section 5).
+"""Spectral coordinates: GD++ with A_l = a_l M, B_l = b_l I and numbers as coefficients (docs/mathematics.md 5).
 
 With M = R R^T every layer is a function of R^T G R: it acts on each of its eigenvalues t by itself, and the
 eigenvectors stay. The answer is w = R V g(t) V^T R^T b, where g(t) is what the method itself, with A_l = a_l,

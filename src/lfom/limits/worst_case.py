@@ -44,7 +44,13 @@ ALIKE = 1e-5  # of matrices that are multiples of one
 class WorstCase(float):
     """A number that says what it is: no function of the class does worse, and some do as badly, up to
     `accuracy`, by which the number may be too large. preconditioned: lengths are in the norm of M^-1 (gradients
-    in that of M), and the class is smooth in that norm."""
+    in that of M), and the class is smooth in that norm.
+
+    >>> import lfom
+    >>> found = lfom.worst_case(lfom.ogm(2), smoothness=2.0)
+    >>> found.steps, found.smoothness, found.accuracy < 1e-6
+    (2, 2.0, True)
+    """
 
     value: float
     accuracy: float

@@ -1,7 +1,7 @@
 """Classical methods as a reader and a memory, and any linear one as an LFOM (equation 1.1).
 
 Step sizes act on the gradient of R(w) = |Xw - y|^2 / 2n. Those of Appendix B act on the
-gradient without 1/n: multiply them by n (NOTES 2.10).
+gradient without 1/n: multiply them by n (docs/mathematics.md 2.10).
 """
 
 from typing import Any
@@ -39,20 +39,41 @@ def _constant(name: str, value: Any, steps: int) -> Any:
 
 
 def gradient_descent(eta: Any, steps: int) -> Method:
-    """w <- w - eta grad R(w)."""
+    """w <- w - eta grad R(w).
+
+    >>> import lfom
+    >>> lfom.gradient_descent([1.0, 0.5], steps=2).memory.eta.tolist()  # one size for each step, or one for all
+    [1.0, 0.5]
+    """
     steps = checks.count("steps", steps)
     return Method(Gradient(Identity()), Forget(as_array(_constant("eta", eta, steps))), steps)
 
 
 def preconditioned_gradient_descent(A: Any, eta: Any, steps: int) -> Method:
-    """w <- w - eta A^T grad R(w), with one A (d, d), or one per step (steps, d, d)."""
+    """w <- w - eta A^T grad R(w), with one A (d, d), or one per step (steps, d, d).
+
+    >>> import jax
+    >>> import lfom
+    >>> prompts = lfom.LinearRegression([1.0, 0.5], context=6).prompts(jax.random.key(0), 3)
+    >>> A = [[1.0, 0.0], [0.0, 2.0]]  # the inverse covariance
+    >>> lfom.run(lfom.preconditioned_gradient_descent(A, 0.5, steps=4), prompts).predictions.shape
+    (5, 3)
+    """
     steps = checks.count("steps", steps)
     sizes = as_array(_constant("eta", eta, steps))
     return Method(Gradient(_matrices("A", A, steps)), Forget(sizes), steps)
 
 
 def gd_plus_plus(A: Any, B: Any, steps: int) -> Method:
-    """GD++ with given matrices, each (d, d) or (steps, d, d)."""
+    """GD++ with given matrices, each (d, d) or (steps, d, d).
+
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> import lfom
+    >>> prompts = lfom.LinearRegression([1.0, 0.5], context=6).prompts(jax.random.key(0), 3)
+    >>> lfom.run(lfom.gd_plus_plus(jnp.eye(2), 0.3 * jnp.eye(2), steps=3), prompts).predictions.shape
+    (4, 3)
+    """
     steps = checks.count("steps", steps)
     reader = Gradient(_matrices("A", A, steps), _matrices("B", B, steps))
     return Method(reader, Forget(ones(steps)), steps)
@@ -63,6 +84,10 @@ def momentum(eta: Any, beta: Any, steps: int) -> Method:
 
     With v = -eta R this is the register R <- grad + beta R when eta is constant; with a varying
     eta, R carries v / eta.
+
+    >>> import lfom
+    >>> lfom.momentum(0.5, [0.0, 0.25], steps=2).memory.gamma.tolist()
+    [0.0, 0.25]
     """
     steps = checks.count("steps", steps)
     eta, beta = _constant("eta", eta, steps), _constant("beta", beta, steps)
@@ -77,7 +102,12 @@ def momentum(eta: Any, beta: Any, steps: int) -> Method:
 
 
 def heavy_ball(eta: Any, beta: Any, steps: int) -> Method:
-    """w_{k+1} = w_k - eta grad R(w_k) + beta (w_k - w_{k-1}): momentum in one line (Polyak)."""
+    """w_{k+1} = w_k - eta grad R(w_k) + beta (w_k - w_{k-1}): momentum in one line (Polyak).
+
+    >>> import lfom
+    >>> lfom.heavy_ball(0.5, 0.25, steps=2).memory.gamma.tolist()
+    [0.25, 0.25]
+    """
     return momentum(eta, beta, steps)
 
 
@@ -92,7 +122,13 @@ def nesterov(eta: Any, beta: Any, steps: int) -> Method:
     """v = w_k + beta_k (w_k - w_{k-1}); w_{k+1} = v - eta_k grad R(v) (Appendix B).
 
     Its gradients sit at v and its answer is w, so it is a bank with one value for the context,
-    which runs v, and one for the query, which reads w (NOTES 2.5).
+    which runs v, and one for the query, which reads w (docs/mathematics.md 2.5).
+
+    >>> import jax
+    >>> import lfom
+    >>> prompts = lfom.LinearRegression([1.0, 0.5], context=6).prompts(jax.random.key(0), 3)
+    >>> lfom.run(lfom.nesterov(0.5, 0.9, steps=4), prompts).predictions.shape
+    (5, 3)
     """
     steps = checks.count("steps", steps)
     eta, beta = _constant("eta", eta, steps), _constant("beta", beta, steps)
@@ -112,7 +148,12 @@ def nesterov(eta: Any, beta: Any, steps: int) -> Method:
 
 def chebyshev(lowest: float, highest: float, steps: int) -> Method:
     """Chebyshev iteration for eigenvalues in [lowest, highest]: the register whose residual
-    polynomial is the smallest possible on that interval."""
+    polynomial is the smallest possible on that interval.
+
+    >>> import lfom
+    >>> lfom.chebyshev(1.0, 3.0, steps=1).memory.alpha.tolist()  # one step: to the middle
+    [0.5]
+    """
     steps = room.layers("steps", checks.count("steps", steps), LISTED)
     _check_interval(lowest, highest)
     centre, radius = (highest + lowest) / 2, (highest - lowest) / 2
@@ -136,7 +177,15 @@ def _check_interval(lowest: float, highest: float) -> None:
 
 
 def conjugate_gradient(steps: int, preconditioner: Any = None, *, stop: float = 0.0) -> Method:
-    """Conjugate gradients (CGD), optionally with a symmetric positive definite preconditioner."""
+    """Conjugate gradients (CGD), optionally with a symmetric positive definite preconditioner.
+
+    >>> import jax
+    >>> import lfom
+    >>> prompts = lfom.LinearRegression([1.0, 0.5], context=6).prompts(jax.random.key(0), 3)
+    >>> found = lfom.run(lfom.conjugate_gradient(steps=2), prompts).predictions
+    >>> bool(abs(found[-1] - prompts.target).max() < 1e-3)  # exact after d steps
+    True
+    """
     steps = room.layers("steps", checks.count("steps", steps))
     checks.non_negative("stop", stop)
     A: Preconditioner = Identity()
@@ -150,7 +199,12 @@ def lfom(coefficients: Any) -> Method:
 
     coefficients: Gamma indexed [k, i], (steps, steps) for numbers or (steps, steps, d) for
     diagonal matrices; entries with i > k are not read. The bank adds increments with the
-    opposite sign (NOTES 2.5): c[k] = -(Gamma[k] - Gamma[k-1]).
+    opposite sign (docs/mathematics.md 2.5): c[k] = -(Gamma[k] - Gamma[k-1]).
+
+    >>> import lfom
+    >>> method = lfom.lfom([[-0.5, 0.0], [-0.5, -0.5]])  # gradient descent with steps of 0.5
+    >>> lfom.lfom_coefficients(method)[1, :, 0].tolist()
+    [-0.5, -0.5]
     """
     gamma = checks.real_array("coefficients", coefficients)
     if gamma.ndim not in (2, 3) or gamma.shape[0] != gamma.shape[1]:
@@ -169,6 +223,10 @@ def lfom_coefficients(method: Method) -> Float[Array, "steps steps d"]:
     Exact for every loss where the method reads its answer where its gradients sit. For
     Nesterov, whose gradients sit at v, exact where the gradient is affine in w (quadratics):
     grad(v) is then the same combination of gradients as v is of iterates.
+
+    >>> import lfom
+    >>> lfom.lfom_coefficients(lfom.momentum(0.5, 0.5, steps=2))[1, :, 0].tolist()
+    [-0.75, -0.5]
     """
     checks.instance("method", method, Method, "a method such as lfom.nesterov(0.3, 0.9, steps=4)")
     if not method.reader.one_matrix or dimension(method.reader) is not None:
@@ -205,14 +263,29 @@ def _matrices(name: str, value: Any, steps: int) -> Preconditioner:
 
 
 def least_squares(prompt: Prompt) -> Array:
-    """The exact least-squares solution of each prompt, of smallest norm if there are many."""
+    """The exact least-squares solution of each prompt, of smallest norm if there are many.
+
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> import lfom
+    >>> prompts = lfom.LinearRegression([1.0, 0.5], context=6).prompts(jax.random.key(0), 3)
+    >>> bool(jnp.allclose(lfom.least_squares(prompts), prompts.weights, atol=1e-3))  # labels have no noise
+    True
+    """
     prompt = checked(prompt).linear()
     solve = lambda X, y: jnp.linalg.lstsq(X, y)[0]  # noqa: E731
     return jax.vmap(solve)(prompt.X, prompt.y) if prompt.batched else solve(prompt.X, prompt.y)
 
 
 def ridge(prompt: Prompt, penalty: Any) -> Array:
-    """argmin |Xw - y|^2 / 2n + penalty |w|^2 / 2 for each prompt."""
+    """argmin |Xw - y|^2 / 2n + penalty |w|^2 / 2 for each prompt.
+
+    >>> import jax
+    >>> import lfom
+    >>> prompts = lfom.LinearRegression([1.0, 0.5], context=6).prompts(jax.random.key(0), 3)
+    >>> lfom.ridge(prompts, 0.1).shape
+    (3, 2)
+    """
     prompt, penalty = checked(prompt).linear(), checks.positive("penalty", penalty)
 
     def solve(X: Array, y: Array) -> Array:

@@ -53,7 +53,7 @@ def memformer(
     scale: float | None = None,
     key: PRNGKeyArray,
 ) -> Method:
-    """A model of `depth` layers, initialised as in NOTES 2.14: A (and B) normal with standard
+    """A model of `depth` layers, initialised as in docs/mathematics.md 2.14: A (and B) normal with standard
     deviation `scale` (1e-4), alpha = 1, gamma = 0, own coefficients 1, older ones 0.
 
     reader: sparse (A and B of equation params_Thm3), linear attention with any P and Q, or softmax, relu or exp
@@ -66,6 +66,8 @@ def memformer(
     the bank. heads: readers summed into one memory. context: n, where gamma is per token.
     normalised: read every prompt divided by a scale of its own covariates (see `Normalised`).
 
+    >>> import jax
+    >>> from lfom import memformer
     >>> model = memformer(5, 4, memory="register", key=jax.random.key(0))
     >>> model.depth
     4
@@ -158,7 +160,13 @@ def _normalised(reader: Reader, wanted: bool) -> Reader:
 
 
 def linear_transformer(d: int, depth: int, *, key: PRNGKeyArray, **options: object) -> Method:
-    """A Memformer without memory."""
+    """A Memformer without memory.
+
+    >>> import jax
+    >>> import lfom
+    >>> lfom.linear_transformer(5, 3, key=jax.random.key(0)).depth
+    3
+    """
     return memformer(d, depth, memory="none", key=key, **options)  # type: ignore[arg-type]
 
 
@@ -174,6 +182,8 @@ def mixture(
     gates: (heads,), or with per_layer (heads, depth); a last axis holds one value per prompt.
     gating: free (the paper), softmax or hard (see `Mixture`).
 
+    >>> import jax
+    >>> from lfom import memformer, mixture
     >>> expert = memformer(5, 4, key=jax.random.key(0))
     >>> mixture([expert, expert], gating="softmax").weights.tolist()
     [0.5, 0.5]

@@ -74,7 +74,7 @@ def newton(steps: int, ridge: Any) -> Method:
     can be told apart has none. ridge: a number, or a symmetric matrix C (d, d) for w.Cw / 2.
 
     >>> import jax
-    >>> from lfom import LogisticRegression, run
+    >>> from lfom import LogisticRegression, newton, run
     >>> prompts = LogisticRegression([1.0, 0.5], context=8).prompts(jax.random.key(0), 3)
     >>> run(newton(10, ridge=0.1), prompts).predictions.shape
     (11, 3)

@@ -82,6 +82,10 @@ def ogm_g(steps: int, smoothness: float = 1.0) -> Method:
 
     Its steps are those of OGM in the opposite order: the coefficient of gradient j in step k is OGM's of
     gradient N-1-k in step N-1-j.
+
+    >>> import lfom
+    >>> round(lfom.worst_case(lfom.ogm_g(2), measure="gradient", start="value"), 4)
+    0.2476
     """
     points = ogm_points(_tabled(steps))
     increments = np.diff(points, axis=0, prepend=0)
@@ -96,6 +100,11 @@ def item(steps: int, smoothness: float, strong_convexity: float) -> Method:
         z_{k+1} = (1 - q delta_k) z_k + q delta_k y_k - delta_k grad(y_k) / L
 
     Its gradients sit at y and its answer is z, so it is a bank with one value for each, as Nesterov's is.
+
+    >>> import lfom
+    >>> method = lfom.item(4, smoothness=1.0, strong_convexity=0.1)
+    >>> round(lfom.worst_case(method, 1.0, 0.1, measure="distance"), 3)
+    0.094
     """
     steps, (L, mu) = _tabled(steps), smooth_class(smoothness, strong_convexity)
     if mu == 0:
@@ -128,7 +137,12 @@ def item_growth(steps: int, q: float) -> np.ndarray:
 def fast_gradient(steps: int, smoothness: float = 1.0, strong_convexity: float = 0.0) -> Method:
     """Nesterov's fast gradient method with steps of 1/L and momentum (t_{k-1} - 1) / t_k, t_0 = 1,
     t_k = (1 + sqrt(1 + 4 t_{k-1}^2)) / 2: f(x_N) - f* is at most L / (2 t_{N-1}^2) |x_0 - x*|^2. With strong
-    convexity the momentum is (1 - sqrt(q)) / (1 + sqrt(q)), q = mu / L, in every step."""
+    convexity the momentum is (1 - sqrt(q)) / (1 + sqrt(q)), q = mu / L, in every step.
+
+    >>> import lfom
+    >>> lfom.worst_case(lfom.fast_gradient(8)) < lfom.worst_case(lfom.gradient_descent(1.0, steps=8))
+    True
+    """
     steps, (L, mu) = _tabled(steps), smooth_class(smoothness, strong_convexity)
     if mu > 0:
         return nesterov(1 / L, (1 - np.sqrt(mu / L)) / (1 + np.sqrt(mu / L)), steps)
@@ -139,6 +153,10 @@ def fast_gradient(steps: int, smoothness: float = 1.0, strong_convexity: float =
 def silver(steps: int, smoothness: float = 1.0) -> Method:
     """Gradient descent with the silver steps (Altschuler and Parrilo) (1 + rho^(nu(k) - 1)) / L, rho = 1 + sqrt(2)
     and 2^nu(k) the largest power of two in k = 1 ... N, for N = 2^n - 1: f(x_N) - f* falls as N^-1.27, with no memory.
+
+    >>> import lfom
+    >>> [round(eta, 4) for eta in lfom.silver(3).memory.eta.tolist()]
+    [1.4142, 2.0, 1.4142]
     """
     steps = checks.count("steps", steps)
     if steps & (steps + 1):
@@ -153,7 +171,12 @@ def silver(steps: int, smoothness: float = 1.0) -> Method:
 
 def best_constant_step(steps: int, smoothness: float = 1.0, strong_convexity: float = 0.0) -> Method:
     """Gradient descent with the constant step h / L whose worst case of f(x_N) - f* from |x_0 - x*| is smallest:
-    where the two numbers of `constant_step_bounds` meet."""
+    where the two numbers of `constant_step_bounds` meet.
+
+    >>> import lfom
+    >>> round(float(lfom.best_constant_step(1).memory.eta[0]), 4)  # longer than 1 / L
+    1.5
+    """
     from scipy.optimize import brentq  # here: `import lfom` need not wait for it
 
     steps, (L, mu) = checks.count("steps", steps), smooth_class(smoothness, strong_convexity)

@@ -1,4 +1,14 @@
-"""Weights that make a Memformer run a given method exactly: the paper's theorems as functions."""
+"""Weights that make a Memformer run a given method exactly: the paper's theorems as functions.
+
+>>> import jax.numpy as jnp
+>>> import jax
+>>> import lfom
+>>> prompt = lfom.LinearRegression([1.0, 0.5], context=6).prompt(jax.random.key(0))
+>>> model = lfom.theorems.gradient_descent_transformer(0.5 * jnp.stack([jnp.eye(2)] * 3))  # Lemma 1
+>>> steps = lfom.run(lfom.gradient_descent(0.5, steps=3), prompt).predictions
+>>> bool(jnp.allclose(lfom.run(model, prompt, view="tokens").predictions, steps, atol=1e-5))
+True
+"""
 
 import jax.numpy as jnp
 from jax import Array
@@ -28,7 +38,7 @@ def conjugate_gradient_memformer(prompt: Prompt, depth: int, stop: float = 0.0) 
     *this* prompt. Its alpha_l and gamma_l are the prompt's own; other prompts need others.
 
     They are read off the conjugate register, run on the prompt's tokens: two sums over context labels
-    (NOTES 2.6), so the construction reads nothing but tokens.
+    (docs/mathematics.md 2.6), so the construction reads nothing but tokens.
     """
     if prompt.batched:
         raise InputError("prompt is a batch: Theorem 1 holds per prompt. Pass one, or vmap over them.")
@@ -55,7 +65,7 @@ def lfom_memformer(A: Float[Array, "depth d d"], gamma: Float[Array, "depth dept
 
 def diagonal_lfom(coefficients: Float[Array, "depth depth d"]) -> Mixture:
     """Theorem 2 for *all* diagonal coefficients Lambda_i^k: d heads A^h = e_h e_h^T, each with a
-    bank of its own and the gate 1 (NOTES 2.5). coefficients: as in equation 1.1, [k, i].
+    bank of its own and the gate 1 (docs/mathematics.md 2.5). coefficients: as in equation 1.1, [k, i].
     """
     gamma = checks.real_array("coefficients", coefficients, (None, None, None))
     depth, _, d = gamma.shape

@@ -109,6 +109,7 @@ class OnSphere(Directed):
     `LinearRegression` have; the published code takes S^-1 instead, which is weight_variance = 1 / d. The other
     options are those of `LinearRegression`.
 
+    >>> from lfom import OnSphere
     >>> data = OnSphere([1.0, 0.25], context=20)
     >>> [round(float(value), 3) for value in data.covariance.diagonal()]
     [0.5, 0.125]
@@ -132,6 +133,7 @@ class GammaLengths(Directed):
     weight_variance / E[x x^T]); the published code takes S^-1, which is weight_variance = shape * scale / d. The
     other options are those of `LinearRegression`.
 
+    >>> from lfom import GammaLengths
     >>> data = GammaLengths([1.0, 0.25], context=20, shape=1.0, scale=2.0)
     >>> [round(float(value), 3) for value in data.covariance.diagonal()]
     [1.0, 0.25]

@@ -23,12 +23,15 @@ from lfom.prompts.prompt import Prompt
 PUBLISHED_SPECTRUM = (1.0, 1.0, 0.25, 0.0625, 1.0)  # of the authors' code and all their curves
 LONGEST = 2**31 - 1  # examples of a prompt
 FEW_DEGREES = 64  # chi-square numbers up to here are made of uniforms
-TEXT_SPECTRUM = (1.0, 1.0, 0.5, 0.25, 1.0)  # of the paper's text (NOTES 2.1)
+TEXT_SPECTRUM = (1.0, 1.0, 0.5, 0.25, 1.0)  # of the paper's text (docs/mathematics.md 2.1)
 
 
 def haar_rotation(key: PRNGKeyArray, d: int) -> Float[Array, "d d"]:
     """A rotation drawn uniformly from the orthogonal group.
 
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> from lfom import haar_rotation
     >>> U = haar_rotation(jax.random.key(0), 3)
     >>> bool(jnp.allclose(U @ U.T, jnp.eye(3), atol=1e-5))
     True
@@ -67,7 +70,18 @@ class Prior(NamedTuple):
 
 class Distribution(eqx.Module):
     """Where prompts come from. views: those that its prompts can be read in. is_quadratic: whether the loss of a
-    context is one, as that of linear regression is."""
+    context is one, as that of linear regression is.
+
+    >>> import jax
+    >>> import lfom
+    >>> class Sums(lfom.Distribution):
+    ...     dimension = 3
+    ...     def prompt(self, key):
+    ...         X = jax.random.normal(key, (9, 3))
+    ...         return lfom.Prompt(X[:-1], X[:-1].sum(1), X[-1], X[-1].sum())
+    >>> Sums().prompts(jax.random.key(0), 4).X.shape
+    (4, 8, 3)
+    """
 
     __repr__ = brief
 
@@ -154,6 +168,8 @@ class LinearRegression(Distribution):
     context: the number n of examples in a prompt. rotation: U (d, d), or None for none;
     draw one with haar_rotation. weights: a fixed w* instead of a random one.
 
+    >>> import jax
+    >>> from lfom import PUBLISHED_SPECTRUM, LinearRegression
     >>> data = LinearRegression(PUBLISHED_SPECTRUM, context=20)
     >>> data.prompts(jax.random.key(0), 8).X.shape
     (8, 20, 5)
@@ -258,7 +274,7 @@ class LinearRegression(Distribution):
         """Gram matrices drawn directly (Wishart): the cost does not depend on `context`.
 
         G = F^T (C C^T / n) F with the Bartlett factor C, and given G, b has mean G w* and
-        covariance noise^2 G / n (NOTES section 4).
+        covariance noise^2 G / n (docs/mathematics.md 4).
         """
         half, w, xi, _ = self._factors(key, count, [])
         gram = matmat(half, transpose(half))
@@ -306,9 +322,15 @@ class GaussianMixture(Distribution):
 
     w* ~ N(mean_m or 0, s * S^-1). `weight_mean` says whether w* takes the component's mean
     too; `weight_variance` is "inverse" for s = 1 / variance_m (the theorem of Section 4.2) or
-    "same" for s = variance_m (the authors' code, NOTES 2.12).
+    "same" for s = variance_m (the authors' code, docs/mathematics.md 2.12).
 
     means: (components, d). variances, weights: (components,).
+
+    >>> import jax
+    >>> import lfom
+    >>> data = lfom.GaussianMixture([[0.0], [3.0]], variances=[1.0, 2.0], weights=[0.5, 0.5], context=6)
+    >>> data.prompts(jax.random.key(0), 4).X.shape, data.component(1).means.tolist()
+    ((4, 6, 1), [[3.0]])
     """
 
     means: Float[Array, "components d"]

@@ -22,6 +22,8 @@ class GaussianProcess(Distribution):
 
     The setting of Cheng, Chen and Sra, "Transformers implement functional gradient descent": d = 5, context = 14.
 
+    >>> import jax
+    >>> from lfom import GaussianProcess
     >>> from lfom.core.kernels import ExponentialKernel
     >>> GaussianProcess(5, 14, ExponentialKernel()).prompts(jax.random.key(0), 3).y.shape
     (3, 14)

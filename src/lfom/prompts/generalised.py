@@ -22,6 +22,9 @@ class LinkRegression(Distribution):
     """The prompts of `base`, with labels drawn through a link: where `base` has the label x.w*, the mean is
     link.mean(x.w*). The target is the mean of the query's label, so that scores average labels out.
 
+    >>> import jax
+    >>> from lfom.core.links import LogisticLink
+    >>> from lfom import LinearRegression, LinkRegression
     >>> data = LinkRegression(LinearRegression([1.0, 0.5], context=8), LogisticLink())
     >>> sorted(set(data.prompts(jax.random.key(0), 3).y.ravel().tolist()))
     [0.0, 1.0]
@@ -96,6 +99,8 @@ class LogisticRegression(NormalLinkRegression):
     w* ~ N(0, signal^2 S^-1 / d): x.w* has the standard deviation `signal`. With 3, the best guess at a class is
     right in 83 % of cases.
 
+    >>> import jax
+    >>> from lfom import LogisticRegression
     >>> LogisticRegression([1.0, 0.5], context=8).prompts(jax.random.key(0), 3).X.shape
     (3, 8, 2)
     """
@@ -110,6 +115,8 @@ class PoissonRegression(NormalLinkRegression):
     """Counts with the rate exp(x.w*), x ~ N(0, S) as in `LinearRegression`, w* ~ N(0, signal^2 S^-1 / d): the log of
     the rate has the standard deviation `signal`, and ends at `largest`.
 
+    >>> import jax
+    >>> from lfom import PoissonRegression
     >>> bool((PoissonRegression([1.0, 0.5], context=8).prompts(jax.random.key(0), 3).y >= 0).all())
     True
     """

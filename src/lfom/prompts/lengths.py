@@ -43,7 +43,8 @@ class AnyLength(Distribution):
     For methods that are linear attention: those with a view of iterates or the joint Gram matrix. `lfom.fit` on it trains
     over all lengths.
 
-    >>> from lfom import LinearRegression
+    >>> import jax
+    >>> from lfom import AnyLength, LinearRegression
     >>> prompt = AnyLength(LinearRegression([1.0, 0.5], 8), (3, 3)).prompt(jax.random.key(0))
     >>> [bool(row.any()) for row in prompt.X]
     [True, True, True, False, False, False, False, False]

@@ -27,6 +27,13 @@ class Prompt(eqx.Module):
     Rows are examples. A batch of prompts has one leading axis on every field. is_quadratic: whether the loss of its
     context is that of least squares, which Gram matrices tell. has_prefixes: whether its first k examples are a prompt of
     k examples. views: those that it can be read in.
+
+    >>> import jax.numpy as jnp
+    >>> import lfom
+    >>> X, w = jnp.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]), jnp.array([2.0, 1.0])
+    >>> prompt = lfom.Prompt(X, X @ w, query=X[2], target=X[2] @ w)
+    >>> lfom.least_squares(prompt).round(4).tolist(), prompt.batched
+    ([2.0, 1.0], False)
     """
 
     __repr__ = brief
@@ -63,7 +70,13 @@ class Prompt(eqx.Module):
 
 class LinkPrompt(Prompt):
     """A prompt of a generalised linear model: labels have the mean link.mean(x.w), and the target is a label too, or
-    its mean, where that is known. What a method predicts is x.w; link.mean of it is the label to expect."""
+    its mean, where that is known. What a method predicts is x.w; link.mean of it is the label to expect.
+
+    >>> import lfom
+    >>> prompt = lfom.prompt_from_arrays([[1.0], [2.0]], [0, 1], [1.0], 1, link=lfom.links.LogisticLink())
+    >>> isinstance(prompt, lfom.LinkPrompt), float(prompt.link.mean(prompt.target * 0))
+    (True, 0.5)
+    """
 
     is_quadratic = False
     views = tuple(OF_LINK)
@@ -105,6 +118,7 @@ def prompt_from_arrays(
     target: a number or (prompts,); weights: the true w (d,) or (prompts, d) where known. link: of a generalised linear
     model, such as lfom.links.LogisticLink() for classes 0 and 1; the target may be a label or its mean then.
 
+    >>> from lfom import prompt_from_arrays
     >>> prompt_from_arrays([[1.0, 0.0]], [2.0], query=[0.5, 1.0], target=1.0).X.shape
     (1, 2)
     """

@@ -35,7 +35,8 @@ class OneOrthant(Moved):
     """`base` with all examples of a prompt in one orthant, another one in every prompt: their coordinates take signs that
     the whole prompt shares. query: in the "opposite" orthant, the "same", or "anywhere".
 
-    >>> from lfom import LinearRegression
+    >>> import jax
+    >>> from lfom import LinearRegression, OneOrthant
     >>> prompt = OneOrthant(LinearRegression([1.0, 0.5], 8)).prompt(jax.random.key(0))
     >>> bool((prompt.X * prompt.query <= 0).all())
     True
@@ -62,7 +63,8 @@ class OrthogonalQuery(Moved):
     """`base` with the part of the query that is orthogonal to all examples: of them nothing can be learned about its
     label. Needs fewer examples than covariates. A prefix of the prompt is such a prompt as well.
 
-    >>> from lfom import LinearRegression
+    >>> import jax
+    >>> from lfom import LinearRegression, OrthogonalQuery
     >>> prompt = OrthogonalQuery(LinearRegression([1.0, 0.5, 0.5], 2)).prompt(jax.random.key(0))
     >>> bool((abs(prompt.X @ prompt.query) < 1e-5).all())
     True
@@ -99,7 +101,8 @@ class RepeatedQuery(Moved):
     """`base` with a query that is one of the examples: the first, so that it is one in every prefix; examples are
     drawn alike, so another one would do as well. The target is its label without noise.
 
-    >>> from lfom import LinearRegression
+    >>> import jax
+    >>> from lfom import LinearRegression, RepeatedQuery
     >>> prompt = RepeatedQuery(LinearRegression([1.0, 0.5], 8)).prompt(jax.random.key(0))
     >>> bool((prompt.query == prompt.X[0]).all())
     True

@@ -30,6 +30,13 @@ class Trajectory(eqx.Module):
     Steps lead: predictions (depth+1, *prompts), weights (depth+1, *prompts, d). On a Problem predictions
     are what it reads out: w, where its state is an iterate. On prompts with a link predictions are x.w of the query;
     link.mean of them is the label to expect.
+
+    >>> import jax
+    >>> import lfom
+    >>> prompt = lfom.LinearRegression([1.0, 0.5], context=6).prompt(jax.random.key(0))
+    >>> found = lfom.run(lfom.gradient_descent(0.5, steps=4), prompt)
+    >>> found.predictions.shape, found.weights.shape, found.view
+    ((5,), (5, 2), 'iterates')
     """
 
     __repr__ = brief
@@ -45,7 +52,8 @@ def run(algorithm: Algorithm, prompt: Prompt | Problem, *, view: str | None = No
     The view is the library's choice: iterates where they exist, else the kernel matrix, else the joint Gram matrix,
     else tokens. Pass view="iterates", "kernel", "joint" or "tokens" to insist. A Problem is its own view.
 
-    >>> from lfom import LinearRegression, gradient_descent
+    >>> import jax
+    >>> from lfom import LinearRegression, gradient_descent, run
     >>> prompts = LinearRegression([1.0, 0.5], context=6).prompts(jax.random.key(0), 3)
     >>> run(gradient_descent(0.5, steps=4), prompts).predictions.shape
     (5, 3)

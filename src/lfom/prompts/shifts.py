@@ -25,6 +25,9 @@ from lfom.prompts.prompt import Prompt
 def turn(key: PRNGKeyArray, d: int, angle: Any) -> Float[Array, "d d"]:
     """A random rotation whose largest angle is `angle` (radians): no vector is turned further.
 
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> from lfom import turn
     >>> R = turn(jax.random.key(0), 3, 0.5)
     >>> round(float(jnp.arccos((jnp.trace(R) - 1) / 2)), 3)
     0.5
@@ -40,6 +43,8 @@ class HeavyTailed(Distribution):
     """`base` with covariates of Student's t distribution: x * sqrt((degrees - 2) / chi^2), one
     number per example. The covariance stays the same. degrees: a whole number of 3 or more.
 
+    >>> import jax
+    >>> from lfom import HeavyTailed, LinearRegression
     >>> HeavyTailed(LinearRegression([1.0, 0.5], 8), 5).prompts(jax.random.key(0), 3).X.shape
     (3, 8, 2)
     """
@@ -87,6 +92,8 @@ class RandomScale(Distribution):
     """`base` with the covariance of every prompt multiplied by its own number v, log-uniform between
     lowest and highest, and w* divided by sqrt(v), so that labels stay as they are.
 
+    >>> import jax
+    >>> from lfom import LinearRegression, RandomScale
     >>> RandomScale(LinearRegression([1.0, 0.5], 8), 0.25, 16.0).prompts(jax.random.key(0), 3).y.shape
     (3, 8)
     """
@@ -127,6 +134,8 @@ class AnyOf(Distribution):
     """Each prompt comes from one of several distributions, chosen with the given weights (equal
     ones by default). `quadratics` takes exactly the expected number from each, in their order.
 
+    >>> import jax
+    >>> from lfom import AnyOf, LinearRegression
     >>> parts = [LinearRegression([1.0, 0.5], 8, variance=v) for v in (1.0, 4.0)]
     >>> AnyOf(parts).quadratics(jax.random.key(0), 10).moment.shape
     (2, 10)

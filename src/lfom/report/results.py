@@ -30,7 +30,12 @@ FLOOR = -60.0  # a log loss that is zero to rounding
 
 @dataclass(frozen=True)
 class Row:
-    """One line of curves.csv. `run` is None for a value that belongs to no single run."""
+    """One line of curves.csv. `run` is None for a value that belongs to no single run.
+
+    >>> import lfom
+    >>> lfom.Row("my curve", "none", x=2, value=-0.3, run=0).measure
+    'log_loss'
+    """
 
     __repr__ = brief
 
@@ -47,7 +52,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Claim:
-    """One sentence of the paper, how it was tested, and what came out."""
+    """One sentence of the paper, how it was tested, and what came out.
+
+    >>> import lfom
+    >>> lfom.Claim("mine", "Memory helps.", "My notes", "a lower loss", "holds", "-0.2 ± 0.1").verdict
+    'holds'
+    """
 
     __repr__ = brief
 

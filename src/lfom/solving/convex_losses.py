@@ -36,6 +36,8 @@ class ConvexLosses(Problems):
     the number of unknowns d, the shape of w as a tuple, or a tree like w of arrays or jax.ShapeDtypeStruct. loss
     then gets such a tree, and `solution.value` is one, with a leading axis of problems.
 
+    >>> import jax.numpy as jnp
+    >>> from lfom import ConvexLosses
     >>> import numpy as np
     >>> def loss(w, data):
     ...     return jnp.mean((data @ w["slope"] + w["constant"] - 1) ** 2)

@@ -49,6 +49,7 @@ def learn(
     curvature of these problems (of losses at the start, half way and at the solution) times 1.05. No bound below
     that of `lfom.ogm` can be kept.
 
+    >>> import numpy as np
     >>> import lfom
     >>> rng = np.random.default_rng(0)
     >>> X = (rng.normal(size=(60, 20, 4)) * [1.0, 0.5, 0.2, 0.1]).astype(np.float32)

@@ -38,6 +38,13 @@ class LinearSystems(Quadratics):
     every leaf of data has a leading axis of problems; b is (problems, *shape), so unknowns may be
     grids. diagonal (problems, *shape): the diagonals of A, if they are known. b (d,) is one problem, with its data; one
     problem on a grid cannot be told from several, and needs an axis of problems of size 1.
+
+    >>> import numpy as np
+    >>> import lfom
+    >>> A, b = np.diag([1.0, 2.0]).astype(np.float32), np.ones((1, 2), np.float32)
+    >>> problems = lfom.LinearSystems(A[None], b)
+    >>> lfom.conjugate_gradient(steps=2).solve(problems).value.round(4).tolist()
+    [[1.0, 0.5]]
     """
 
     A: Array | None

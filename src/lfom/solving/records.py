@@ -72,7 +72,15 @@ class Solution:
     (problems, steps + 1), norms of b - A w or of the gradient, relative to the start's; intercept: of regressions that
     have one, else None; method: what solved them. Several outputs are the last axis of value and the second one of the others;
     one problem that was brought without an axis of problems has none here. Arrays stay on the device until someone reads
-    them."""
+    them.
+
+    >>> import numpy as np
+    >>> import lfom
+    >>> problems = lfom.LinearSystems(np.eye(2, dtype=np.float32), np.ones(2, np.float32))
+    >>> solution = lfom.conjugate_gradient(steps=1).solve(problems)
+    >>> solution.value.tolist(), bool(solution.failed), solution.path
+    ([1.0, 1.0], False, "the method's steps, checked afterwards")
+    """
 
     value: Any
     status: Int[Array, "*problems"]

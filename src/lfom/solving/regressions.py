@@ -39,6 +39,8 @@ class LeastSquaresProblems(Quadratics):
     y with one output, 0 or more. intercept: add a constant to x.w that no ridge holds back; `solution.intercept` tells
     it. X (n, d) with y (n,) or (n, outputs) is one problem, and so is the answer.
 
+    >>> import numpy as np
+    >>> from lfom import LeastSquaresProblems
     >>> X, y = np.ones((3, 5, 2), np.float32), np.ones((3, 5), np.float32)
     >>> problems = LeastSquaresProblems(X, y, ridge=0.1)
     >>> len(problems), problems.shape, len(problems[1])

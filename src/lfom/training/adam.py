@@ -29,13 +29,18 @@ BLOCK = 100  # steps between two looks at the host, where batches change more of
 
 @dataclass(frozen=True)
 class Adam:
-    """The protocol; the defaults are those of the paper's text and NOTES 2.14.
+    """The protocol; the defaults are those of the paper's text and docs/mathematics.md 2.14.
 
     schedule: "constant", or "cosine" (down to zero over all steps). warmup: so many of the steps at first, in
     which the learning rate grows from zero. log: the gradient is that of the log of the batch's loss, so that
     it does not fade with the loss. averaged: the query is averaged out where the distribution does so, instead
     of one per prompt. resample: steps on one batch before another is drawn. beta1, beta2: what stays of the running means
     of the gradient and of its square after a step.
+
+    >>> import lfom
+    >>> longer = lfom.Adam(steps=5_000, schedule="cosine")  # lfom.fit(model, data, key=key, optimiser=longer)
+    >>> longer.batch, longer.learning_rate
+    (1000, 0.01)
     """
 
     __repr__ = brief

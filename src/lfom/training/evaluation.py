@@ -209,6 +209,7 @@ def evaluate(
     prompts: 200,000 by default, with contexts 10,000. chunk: how many are drawn with one key, which decides what is drawn.
     every: keep the loss of every prompt (`Score.last`), in memory that grows with their number.
 
+    >>> import jax
     >>> from lfom import LinearRegression, evaluate, gradient_descent
     >>> data, methods = LinearRegression([1.0, 0.5], context=6), {"GD": gradient_descent(0.3, steps=4)}
     >>> found = evaluate(methods, data, contexts=[1, 2, 6], prompts=100, key=jax.random.key(0))

@@ -3,7 +3,7 @@
 Least squares is the default where the parameters are few. Full matrices are trained in two
 phases: first A_l = a_l M with one matrix for all layers, which few prompts determine well, then
 every A_l by itself, in steps that are kept only if fresh prompts confirm them (the second phase
-alone overfits badly at depth, NOTES section 3). Training starts from the scale of a few
+alone overfits badly at depth, docs/mathematics.md 3). Training starts from the scale of a few
 prompts; neither the covariance nor the optimum is used.
 """
 
@@ -41,7 +41,16 @@ LEAST_SQUARES_UP_TO = 1_500  # parameters: beyond this J^T J is too large, and A
 
 @dataclass(frozen=True)
 class Fit:
-    """Trained models, one per run and depth."""
+    """Trained models, one per run and depth.
+
+    >>> import jax
+    >>> import lfom
+    >>> data, key = lfom.LinearRegression([1.0, 0.5], context=8), jax.random.key(0)
+    >>> model = lfom.memformer(2, 2, memory="none", key=key)
+    >>> trained = lfom.fit(model, data, depths=[1, 2], key=key, optimiser=lfom.Adam(steps=10))
+    >>> trained.runs, trained.model(depth=1).depth, trained.model().depth
+    (1, 1, 2)
+    """
 
     def __repr__(self) -> str:
         runs, passes = len(self.vectors), len(self.history)
@@ -121,6 +130,7 @@ def fit(
     watch: called after every pass with the state and a record of it. tick: called inside a pass with
     the part of it that is done. resume: a state that watch was given.
 
+    >>> import jax
     >>> from lfom import LinearRegression, fit, memformer
     >>> data = LinearRegression([1.0, 0.5], context=8)
     >>> trained = fit(memformer(2, 1, memory="none", key=jax.random.key(0)), data, key=jax.random.key(1))

@@ -50,6 +50,11 @@ class LeastSquares:
     whether every A_l is freed after the phase with one matrix; None frees them unless prompts are
     drawn from LinearRegression, where by Appendix D one matrix is enough. prompts: a factor on those of
     the default levels.
+
+    >>> import lfom
+    >>> quick = lfom.LeastSquares(prompts=0.1)  # lfom.fit(model, data, key=key, optimiser=quick)
+    >>> quick.passes
+    (30, 3)
     """
 
     __repr__ = brief

@@ -57,6 +57,13 @@ class PrefixScore:
     low, high: the 5 and 95 % points of the mean over bootstrap resamples of the prompts, the same ones for all methods.
     zero: the mean loss of predicting 0. "ridge" has for each number of examples the strength that is best on 500 other
     prompts of the same run.
+
+    >>> import jax
+    >>> import lfom
+    >>> data, methods = lfom.LinearRegression([1.0, 0.5], context=6), {"CGD": lfom.conjugate_gradient(2)}
+    >>> found = lfom.evaluate(methods, data, contexts=[1, 6], prompts=100, key=jax.random.key(0))
+    >>> found["CGD"].contexts, bool(found["CGD"].mean[0, 1] < found["CGD"].mean[0, 0])
+    ((1, 6), True)
     """
 
     __repr__ = brief

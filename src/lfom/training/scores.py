@@ -49,6 +49,15 @@ class Score:
     """What one method scored. Axes: run, step (0 to depth).
 
     last: the loss of every prompt after the last step, where it was asked for.
+
+    >>> import jax
+    >>> import lfom
+    >>> data = lfom.LinearRegression([1.0, 0.5], context=6)
+    >>> methods = {"GD": lfom.gradient_descent(0.5, steps=2), "CGD": lfom.conjugate_gradient(2)}
+    >>> scores = lfom.evaluate(methods, data, prompts=1_000, key=jax.random.key(0))
+    >>> difference, error = scores["CGD"].minus(scores["GD"])  # on the same prompts
+    >>> difference < 0 < error
+    True
     """
 
     def __repr__(self) -> str:

@@ -43,7 +43,8 @@ def tune(
     The first parameter is a step size, searched on (0, highest / largest mean eigenvalue), the
     others (momentum) on [0, 1): a grid first, then Nelder-Mead from its best. prompts: with prompts on the last axis.
 
-    >>> from lfom import LinearRegression, gradient_descent
+    >>> import jax
+    >>> from lfom import LinearRegression, gradient_descent, tune
     >>> sample = LinearRegression([1.0, 0.5], context=6).quadratics(jax.random.key(0), 500)
     >>> tuned = tune(gradient_descent, sample, steps=2, parameters=1)
     >>> 0 < tuned.parameters[0] < 4
