@@ -27,7 +27,7 @@ import jax
 import numpy as np
 
 import lfom
-from lfom.commands.problem_files import read_problems
+from lfom.solving.npz import read_problems
 from lfom.core import archive
 from lfom.core.content import described
 from lfom.training.checkpoints import Checkpoint, regressions

@@ -10,7 +10,7 @@ import pytest
 
 import lfom
 from lfom import InputError
-from lfom.commands.problem_files import write_solutions
+from lfom.solving.npz import write_solutions
 from lfom.core.files import remove_partial
 from lfom.report import plot_experiment, write_report
 from lfom.report.methods import plot_method
