@@ -10,17 +10,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from lfom.commands.options import AsJson, Force, With, print_json, types_of
+from lfom.commands.options import AsJson, Cluster, Force, With, print_json, types_of
 from lfom.commands.problem_files import check_out, load_model
 from lfom.commands.streams import solve_many
 from lfom.core.methods import Algorithm
 from lfom.solving import statuses
 from lfom.solving.npz import read_problems, write_solutions
-
-Cluster = Annotated[
-    str | None,
-    typer.Option(help="local:N for N processes of one core, or the address of a Dask scheduler."),
-]
 
 
 def solve_command(

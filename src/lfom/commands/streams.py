@@ -36,7 +36,7 @@ def solve_many(
     source: Any = problems[0] if len(problems) == 1 else problems
     try:
         with PartProgress(console, "solving") if console.is_terminal else Lines() as told:
-            told(1e-9, "starting")
+            told(0.0, "starting")
 
             def progress(found: Summary, total: int | None) -> None:
                 told(*so_far(found, total or found.ended, time.monotonic() - begun))
@@ -68,7 +68,7 @@ def so_far(found: Summary, total: int, seconds: float) -> tuple[float, str]:
     rate = found.solved_now / max(seconds, 1e-9)
     failed = f", {len(found.failed)} failed" if found.failed else ""
     text = f"{found.ended} of {total} shards{failed}, {found.solved_now:,} problems, {rate:,.0f} per second"
-    return max(done, 1e-9), text
+    return done, text
 
 
 def rows_of(summary: Summary) -> list[dict[str, Any]]:

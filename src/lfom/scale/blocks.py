@@ -34,9 +34,9 @@ def map_blocks(
             f"the first argument of map_blocks is a {type(sides).__name__}: pass a Dask array with two axes, of problems "
             "and of what each has."
         )
-    name, matrix = ("A", A) if X is None else ("X", X)
-    shared = not isinstance(matrix, da.Array)
-    matrix = np.asarray(matrix) if shared else matrix
+    name, given_matrix = ("A", A) if X is None else ("X", X)
+    shared = not isinstance(given_matrix, da.Array)
+    matrix: Any = np.asarray(given_matrix) if shared else given_matrix
     _check_shapes(name, matrix.shape, sides.shape, shared)
     d, dtype = matrix.shape[-1], np.dtype(sides.dtype)
     sides = sides.rechunk({1: -1})
@@ -46,9 +46,7 @@ def map_blocks(
         "shared": matrix if shared else None,
         "options": (float(ridge), steps, tolerance, bool(jax.config.jax_enable_x64)),  # type: ignore[attr-defined]
     }
-    given: tuple[Any, ...] = (
-        (sides, "pn") if shared else (sides, "pn", matrix.rechunk({1: -1, 2: -1}), "pnd"[:1] + "ab")
-    )
+    given: tuple[Any, ...] = (sides, "pn") if shared else (sides, "pn", matrix.rechunk({1: -1, 2: -1}), "pab")
     packed = da.blockwise(
         _solved,
         "pw",

@@ -81,8 +81,9 @@ def solve_stream(
         return Belonging(method_checksum(content), steps, None if tolerance is None else float(tolerance))
 
     out = sink_of(sink, belonging, force, origin.files)
-    local = cluster is None
-    ends = _ends(origin, out, solve) if local else on_cluster(cluster, origin, out, content, types)
+    ends = (
+        on_cluster(cluster, origin, out, content, types) if cluster is not None else _ends(origin, out, solve)
+    )
     return _summary(ends, origin.total, progress)
 
 

@@ -6,7 +6,7 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.lib.format import read_array_header_1_0, read_array_header_2_0, read_magic
@@ -51,7 +51,7 @@ def problems_of(name: Any, arrays: dict[str, np.ndarray]) -> LeastSquaresProblem
     raise InputError(f"{name} holds {', '.join(sorted(names)) or 'nothing'}: it must hold {CONTENTS}.")
 
 
-def _regressions(path: Path, arrays: dict[str, np.ndarray]) -> LeastSquaresProblems:
+def _regressions(path: Any, arrays: dict[str, np.ndarray]) -> LeastSquaresProblems:
     given: dict[str, Any] = dict(arrays)
     lengths, intercept = given.pop("rows", None), given.pop("intercept", np.zeros(()))
     if intercept.shape != () or intercept not in (0, 1):
@@ -88,7 +88,7 @@ def _explained(path: Path, missing: str, damaged: str) -> Iterator[None]:
         raise InputError(f"{path} cannot be read as .npz ({why}){damaged}") from error
 
 
-def _arrays(file: IO[bytes], size: int) -> dict[str, np.ndarray]:
+def _arrays(file: Any, size: int) -> dict[str, np.ndarray]:
     with zipfile.ZipFile(file) as archive:
         return _members(archive, size)
 
@@ -131,7 +131,7 @@ def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
     return array.reshape(shape, order="F" if by_columns else "C").copy(order="K")
 
 
-def _as_floats(path: Path, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _as_floats(path: Any, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     for name, array in arrays.items():
         if array.dtype.kind in "iub":
             arrays[name] = array.astype(np.float64)
