@@ -42,7 +42,7 @@ def map_blocks(
     sides = sides.rechunk({1: -1})
     common = {
         "content": as_bytes(method, "a worker"),
-        "name": name,
+        "kind": name,
         "shared": matrix if shared else None,
         "options": (float(ridge), steps, tolerance, bool(jax.config.jax_enable_x64)),  # type: ignore[attr-defined]
     }
@@ -76,7 +76,7 @@ def _solved(
     matrices: np.ndarray | None = None,
     *,
     content: bytes,
-    name: str,
+    kind: str,
     shared: np.ndarray | None,
     options: tuple[float, int | None, float | None, bool],
 ) -> np.ndarray:
@@ -88,7 +88,7 @@ def _solved(
         method = _method(content, double)
         matrix, rows = (matrices, sides) if shared is None else (shared, sides.T)
         problems: Any = (
-            LinearSystems(matrix, rows) if name == "A" else LeastSquaresProblems(matrix, rows, ridge)
+            LinearSystems(matrix, rows) if kind == "A" else LeastSquaresProblems(matrix, rows, ridge)
         )
         found = method.solve(problems, steps, tolerance)
         w, status = np.asarray(found.value), np.asarray(found.status)

@@ -88,6 +88,9 @@ def _local(distributed: Any, workers: int, one_core: bool) -> Iterator[Any]:
                 processes=True,
                 memory_limit=0,
                 dashboard_address=None,
+                scheduler_kwargs={
+                    "dashboard_address": "127.0.0.1:0"
+                },  # two clusters do not quarrel about a port
                 silence_logs=logging.CRITICAL,
             ) as local,
             distributed.Client(local, set_as_default=False) as client,
