@@ -1,0 +1,216 @@
+"""Streams of problems: throughput and memory, workers of a Dask cluster, and workers that are killed.
+
+    python benchmarks/streams.py stream [--problems 1000000]     against warm batches in memory, and peak memory
+    python benchmarks/streams.py workers [--rounds 3]            two Dask workers of one core against one
+    python benchmarks/streams.py kills [--runs 20] [--seed 0]    is anything lost, or twice, or different?
+
+Least squares with n = 20 and d = 10 in float32, 8 steps of conjugate gradients.
+"""
+
+import argparse
+import os
+import random
+import resource
+import shutil
+import signal
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import numpy as np
+
+import lfom
+from lfom.scale.cluster import connected
+
+ROWS, UNKNOWNS, STEPS = 20, 10, 8
+BATCH = 20_000
+POOL = 10  # batches that are in memory
+METHOD = lfom.conjugate_gradient(STEPS)
+
+
+def drawn(rng: np.random.Generator, count: int = BATCH) -> tuple[np.ndarray, np.ndarray]:
+    X = rng.standard_normal((count, ROWS, UNKNOWNS), np.float32)
+    return X, X.sum(axis=2) + rng.standard_normal((count, ROWS), np.float32)
+
+
+# Stream
+
+
+def from_pool(pool: list[tuple[np.ndarray, np.ndarray]], batches: int) -> Iterator[lfom.LeastSquaresProblems]:
+    """Problems that lie somewhere: every batch is a new copy."""
+    for number in range(batches):
+        X, y = pool[number % len(pool)]
+        yield lfom.LeastSquaresProblems(X.copy(), y.copy())
+
+
+def from_chance(batches: int) -> Iterator[lfom.LeastSquaresProblems]:
+    rng = np.random.default_rng(1)
+    for _ in range(batches):
+        yield lfom.LeastSquaresProblems(*drawn(rng))
+
+
+def in_memory(pool: list[lfom.LeastSquaresProblems], batches: int) -> float:
+    """Problems per second."""
+    begun = time.perf_counter()
+    for number in range(batches):
+        jax.block_until_ready(METHOD.solve(pool[number % len(pool)]).value)
+    return batches * BATCH / (time.perf_counter() - begun)
+
+
+def streamed(source: Iterator[lfom.LeastSquaresProblems]) -> float:
+    last: dict[str, np.ndarray] = {}  # what came last is looked at, as a user would
+
+    def sink(name: str, solution: lfom.Solution) -> None:
+        last["w"] = np.asarray(solution.value)
+
+    begun = time.perf_counter()
+    summary = lfom.solve_stream(METHOD, source, sink)
+    assert summary.ok
+    return summary.problems / (time.perf_counter() - begun)
+
+
+def stream(problems: int, rounds: int) -> None:
+    rng, batches = np.random.default_rng(0), -(-problems // BATCH)
+    pool = [drawn(rng) for _ in range(POOL)]
+    METHOD.solve(lfom.LeastSquaresProblems(*pool[0]))
+    rate = streamed(from_pool(pool, batches))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    print(
+        f"{batches * BATCH:,} problems at {rate:,.0f} per second, peak resident memory {peak:.2f} GB (asked: below 1.5)"
+    )
+    kept = [lfom.LeastSquaresProblems(*one) for one in pool]
+    part = max(batches // rounds, POOL)
+    rates: dict[str, list[float]] = {"in memory": [], "stream, of copies": [], "stream, drawn": []}
+    for _ in range(rounds):  # in turn, since other work on the machine comes and goes
+        rates["in memory"].append(in_memory(kept, part))
+        rates["stream, of copies"].append(streamed(from_pool(pool, part)))
+        rates["stream, drawn"].append(streamed(from_chance(part)))
+    for name, found in rates.items():
+        ratios = [one / base for one, base in zip(found, rates["in memory"], strict=True)]
+        print(
+            f"{name:20} {statistics.median(found):10,.0f} per second, {statistics.median(ratios):.2f} of in memory "
+            f"({min(ratios):.2f} to {max(ratios):.2f} in {rounds} rounds)"
+        )
+    begun = time.perf_counter()
+    for _ in from_chance(POOL):
+        pass
+    print(f"{'drawing alone':20} {POOL * BATCH / (time.perf_counter() - begun):10,.0f} per second")
+
+
+# Workers
+
+
+def write_shards(folder: Path, shards: int, size: int) -> Path:
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for number in range(shards):
+        X, y = drawn(rng, size)
+        np.savez(folder / f"{number:03d}.npz", X=X, y=y)
+    return folder
+
+
+def solve_with(client: object, shards: Path, out: Path) -> float:
+    begun = time.perf_counter()
+    summary = lfom.solve_stream(METHOD, shards, out, cluster=client.scheduler.address)  # type: ignore[attr-defined]
+    assert summary.ok, summary.failed
+    return summary.problems / (time.perf_counter() - begun)
+
+
+def workers(folder: Path, rounds: int, count: int, size: int) -> None:
+    shards = write_shards(folder / "problems", count, size)
+    rates: dict[int, list[float]] = {1: [], 2: []}
+    with connected("local:1") as one, connected("local:2") as two:
+        clients = {1: one, 2: two}
+        for number, client in clients.items():
+            solve_with(client, shards, folder / f"warm{number}")
+        for turn in range(rounds):
+            for number, client in clients.items():
+                out = folder / f"out{number}-{turn}"
+                rates[number].append(solve_with(client, shards, out))
+                shutil.rmtree(out)
+    for number, found in rates.items():
+        told = ", ".join(f"{rate:,.0f}" for rate in found)
+        print(f"{number} worker{'s' * (number > 1)} of one core: {told} problems per second")
+    ratios = [b / a for a, b in zip(rates[1], rates[2], strict=True)]
+    print(
+        f"two over one: {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}; asked: at least 1.6)"
+    )
+
+
+# Kills
+
+
+def contents(folder: Path) -> dict[str, dict[str, bytes]]:
+    found = {}
+    for path in sorted(folder.glob("*.npz")):
+        with np.load(path) as file:
+            found[path.name] = {name: file[name].tobytes() for name in file.files}
+    return found
+
+
+def kills(folder: Path, runs: int, seed: int, count: int, size: int) -> int:
+    shards, chance, wrong = write_shards(folder / "problems", count, size), random.Random(seed), 0
+    with connected("local:2") as client:
+        solve_with(client, shards, folder / "warm")
+        begun = time.perf_counter()
+        solve_with(client, shards, folder / "undisturbed")
+        whole = time.perf_counter() - begun
+        wanted = contents(folder / "undisturbed")
+        print(f"undisturbed: {len(wanted)} shards in {whole:.1f} s\n{'killed after':>14}  what was found")
+        for number in range(runs):
+            client.wait_for_workers(2)
+            victim, moment = (
+                chance.choice(list(client.run(os.getpid).values())),
+                chance.random() * whole,
+            )
+            timer = threading.Timer(moment, os.kill, (victim, signal.SIGKILL))
+            timer.start()
+            out = folder / f"out{number}"
+            summary = lfom.solve_stream(METHOD, shards, out, cluster=client.scheduler.address)
+            timer.join()
+            same = contents(out) == wanted
+            counted = summary.problems == count * size and summary.ok
+            left = [path.name for path in out.iterdir() if path.name.endswith(".partial")]
+            good = same and counted and not left
+            wrong += not good
+            print(
+                f"{moment:12.2f} s  {'all, once, the same bits' if good else 'WRONG'} "
+                f"({summary.made} made, {summary.kept} kept)",
+                flush=True,
+            )
+            shutil.rmtree(out)
+    print(f"\n{runs} kills: {wrong or 'nothing'} wrong")
+    return 1 if wrong else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("what", choices=("stream", "workers", "kills"))
+    for name, usual in (
+        ("problems", 1_000_000),
+        ("rounds", 5),
+        ("runs", 20),
+        ("seed", 0),
+        ("shards", 24),
+        ("size", 20_000),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=usual)
+    asked = parser.parse_args()
+    print(f"load of this machine: {os.getloadavg()[0]:.1f}, cores: {os.cpu_count()}")
+    if asked.what == "stream":
+        stream(asked.problems, asked.rounds)
+        return 0
+    with tempfile.TemporaryDirectory() as own:
+        if asked.what == "workers":
+            workers(Path(own), asked.rounds, asked.shards, asked.size)
+            return 0
+        return kills(Path(own), asked.runs, asked.seed, asked.shards, asked.size)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
