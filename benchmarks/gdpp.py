@@ -36,9 +36,7 @@ def differences(memory, seed, rotations, prompts):
     fit = lfom.fit(model, data, depths=DEPTHS, key=train)
     took = time.perf_counter() - began
     inverses = [np.linalg.inv(one.covariance) for one in data.each()]
-    optima = gdpp_optima(
-        data[0], DEPTHS, best, preconditioner=inverses[0], memory=memory, prompts=2_500_000
-    )
+    optima = gdpp_optima(data[0], DEPTHS, best, preconditioner=inverses[0], memory=memory, prompts=2_500_000)
     methods = {}
     for depth in DEPTHS:
         methods[f"trained {depth}"] = fit.per_run(depth)

@@ -27,7 +27,7 @@ METHOD = lfom.conjugate_gradient(4)
 COUNT, ROWS, UNKNOWNS = 30, 12, 5
 
 
-def batch(seed: int, count: int = COUNT, d: int = UNKNOWNS) -> dict[str, np.ndarray]:
+def batch(seed: int, count: int = COUNT, d: int = UNKNOWNS) -> dict[str, Any]:
     rng = np.random.default_rng(seed)
     X = rng.normal(size=(count, ROWS, d)).astype(np.float32)
     return {"X": X, "y": (X.sum(axis=2) + rng.normal(size=(count, ROWS))).astype(np.float32)}
@@ -40,7 +40,7 @@ def write(folder: Path, number: int = 4) -> Path:
     return folder
 
 
-def expected(arrays: dict[str, np.ndarray], **options: Any) -> np.ndarray:
+def expected(arrays: dict[str, Any], **options: Any) -> np.ndarray:
     return np.asarray(METHOD.solve(lfom.LeastSquaresProblems(**arrays), **options).value)
 
 
@@ -70,7 +70,9 @@ def test_a_folder_is_solved_as_in_memory(shards: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["pattern", "list", "arrays", "batches", "generator", "problems"])
 def test_sources(kind: str, shards: Path) -> None:
-    together = {name: np.concatenate([batch(seed)[name] for seed in range(4)]) for name in ("X", "y")}
+    together: dict[str, Any] = {
+        name: np.concatenate([batch(seed)[name] for seed in range(4)]) for name in ("X", "y")
+    }
     problems = [lfom.LeastSquaresProblems(**batch(seed)) for seed in range(4)]
     sources: dict[str, Any] = {
         "pattern": str(shards / "*.npz"),
@@ -114,7 +116,8 @@ def test_what_is_brought_keeps_its_precision(x64: None) -> None:
 
 
 def test_no_more_pieces_are_read_than_wait() -> None:
-    read, seen = [], []
+    read: list[int] = []
+    seen: list[int] = []
 
     def batches() -> Iterator[Any]:
         for seed in range(12):
@@ -226,7 +229,8 @@ def test_bad_shards_are_named_and_all_others_finished(shards: Path, tmp_path: Pa
     A = np.tile(np.eye(UNKNOWNS, dtype=np.float32), (COUNT, 1, 1))
     np.savez(shards / "systems.npz", A=A, b=A[:, 0])
     np.savez(shards / "words.npz", X=np.array(["a"]), y=np.array(["b"]))
-    np.savez(shards / "double.npz", **{name: array.astype(np.float64) for name, array in batch(6).items()})
+    doubled: Any = {name: array.astype(np.float64) for name, array in batch(6).items()}
+    np.savez(shards / "double.npz", **doubled)
     summary = lfom.solve_stream(METHOD, shards, tmp_path / "out")
     assert sorted(summary.failed) == ["double", "shard1", "shard2", "systems", "wide", "words"]
     assert "cannot be read" in summary.failed["shard1"]

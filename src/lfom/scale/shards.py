@@ -27,7 +27,7 @@ def on_cluster(
     cluster: str, origin: Source, out: Any, content: bytes | None, types: Iterable[Any]
 ) -> Iterator[PieceEnd]:
     """How each shard ended, as soon as it has."""
-    if not origin.files or not isinstance(out, FolderSink):
+    if not origin.files or out.folder is None:
         raise InputError(
             "a cluster solves .npz files, and its solutions go to a folder. For Zarr and other arrays use Dask's own with "
             "method.map_blocks."

@@ -73,9 +73,10 @@ def in_words(problems: Any) -> str:
 
 
 class Sink(abc.ABC):
-    """keeps: whether it remembers what is finished, so that pieces need a checksum."""
+    """keeps: whether it remembers what is finished, so that pieces need a checksum. folder: that its files go to."""
 
     keeps: bool = True
+    folder: Path | None = None
 
     @abc.abstractmethod
     def finished(self, piece: Piece, stamp: str) -> PieceEnd | None:
@@ -169,7 +170,7 @@ class FolderSink(KeepingSink):
 
     def __init__(self, folder: Path, belongs: Belonging, force: bool = False):
         super().__init__(str(folder), belongs, force)
-        self.folder = folder
+        self.folder: Path = folder
 
     def prepare(self, inputs: tuple[Path, ...] = ()) -> None:
         """Make the folder, or say at once why it cannot be used."""

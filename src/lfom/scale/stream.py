@@ -88,7 +88,7 @@ def solve_stream(
 
 
 def _check(method: Any, steps: Any, tolerance: Any) -> None:
-    if not isinstance(method, Algorithm):  # a user's argument
+    if not callable(getattr(method, "solve", None)):
         raise InputError(f"method is a {type(method).__name__}: pass a method, such as lfom.load returns.")
     if steps is not None:
         checks.count("steps", steps)
@@ -119,8 +119,9 @@ def _solutions(origin: Source, solve: Solve) -> Iterator[Solution]:
 
 def _summary(ends: Iterable[PieceEnd], total: int | None, progress: Told | None) -> Summary:
     found = Summary()
-    for end in ends:
-        found.add(end)
-        if progress is not None:
-            progress(found, total)
+    with closing(ends):  # type: ignore[type-var]
+        for end in ends:
+            found.add(end)
+            if progress is not None:
+                progress(found, total)
     return found

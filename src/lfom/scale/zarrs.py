@@ -1,6 +1,5 @@
 """Zarr groups: problems that are read from one, and solutions that go to another."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,9 @@ def is_store(path: Path) -> bool:
 
 
 def is_group(thing: Any) -> bool:
-    zarr = sys.modules.get("zarr")  # where nobody has imported it there are none
-    return zarr is not None and isinstance(thing, zarr.Group)
+    """Whether it is one of Zarr's, which need not be installed for the question."""
+    kind = type(thing)
+    return kind.__module__.partition(".")[0] == "zarr" and kind.__name__ == "Group"
 
 
 def arrays_of_group(group: Any) -> dict[str, Any]:
