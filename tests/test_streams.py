@@ -18,6 +18,8 @@ from typer.testing import CliRunner
 
 import lfom
 from lfom.cli import app
+from lfom.commands.streams import so_far
+from lfom.scale import Summary
 from lfom.scale.ahead import AHEAD, ahead
 from lfom.scale.sinks import MARK
 from lfom.solving import npz
@@ -250,6 +252,18 @@ def test_nan_is_never_silent(tmp_path: Path) -> None:
     assert (again.kept, again.failed_problems, again.ok) == (2, 1, False)
 
 
+def test_trees_go_to_no_file(tmp_path: Path) -> None:
+    def loss(w: Any, data: Any) -> Any:
+        return jnp.mean((data @ w["slope"] - 1) ** 2)
+
+    problems = lfom.ConvexLosses(loss, np.ones((3, 5, 2), np.float32), {"slope": np.zeros(2)})
+    method = lfom.gradient_descent(0.1, steps=2)
+    summary = lfom.solve_stream(method, [problems], tmp_path / "out")
+    assert "are trees" in summary.failed["00000000"]
+    (solution,) = lfom.solve_stream(method, [problems])
+    assert solution.value["slope"].shape == (3, 2)
+
+
 def test_without_a_sink_a_bad_piece_is_raised() -> None:
     solutions = lfom.solve_stream(METHOD, [batch(0), {"X": np.ones(3)}])
     assert next(solutions).value.shape == (COUNT, UNKNOWNS)
@@ -369,9 +383,7 @@ def test_the_command(shards: Path, tmp_path: Path) -> None:
 
 
 def test_lines_say_how_far_it_is() -> None:
-    from lfom.commands.streams import so_far
-
-    summary = lfom.Summary(made=2, kept=5, solved_now=200, failed={"a": "damaged"})
+    summary = Summary(made=2, kept=5, solved_now=200, failed={"a": "damaged"})
     done, text = so_far(summary, 11, 4.0)
     assert done == 0.5
     assert text == "8 of 11 shards, 1 failed, 200 problems, 50 per second"

@@ -59,7 +59,7 @@ from lfom.prompts.prompt import LinkPrompt, Prompt, prompt_from_arrays
 from lfom.prompts.queries import OneOrthant, OrthogonalQuery, RepeatedQuery
 from lfom.prompts.run import Trajectory, run
 from lfom.prompts.shifts import AnyOf, HeavyTailed, RandomScale, turn
-from lfom.scale import Summary, solve_stream
+from lfom.scale import solve_stream
 from lfom.solving import ConvexLosses, LeastSquaresProblems, LinearSystems, Solution, learn
 from lfom.training import Adam, Fit, LeastSquares, PerRun, PrefixScore, Score, evaluate, fit
 from lfom.training.tuning import tune
@@ -179,7 +179,6 @@ __all__ = [
     "silver",
     "Solution",
     "solve_stream",
-    "Summary",
     "TEXT_SPECTRUM",
     "theorems",
     "Trajectory",

@@ -8,7 +8,9 @@ something else without being told to.
 import abc
 import hashlib
 import json
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,9 @@ from lfom.solving.records import Solution
 
 MARK = ".lfom-solutions.json"  # a folder with this file is ours to write into
 METHOD = ".lfom-method.safetensors"
+OLD = (
+    60.0  # seconds after which nobody is writing any more: another process may be at work in the same folder
+)
 RECORD = "record"  # the member of a shard that says what it belongs to
 
 
@@ -189,16 +194,18 @@ class FolderSink(KeepingSink):
             raise InputError(
                 f"--out {folder} cannot be made ({error.strerror}): choose a folder you may write to."
             ) from None
-        self.tidy()
+        self.tidy(OLD)
         if self.meet(self._there()):
             for shard in folder.glob("*.npz"):
                 shard.unlink()
         self.remember()
 
-    def tidy(self) -> None:
-        """Remove what was left by programs that were killed while they wrote."""
+    def tidy(self, older: float = 0.0) -> None:
+        """Remove what was left by programs that were killed while they wrote, so many seconds ago or more."""
         for left in self.folder.glob(f".*{PARTIAL}"):
-            left.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):
+                if time.time() - left.stat().st_mtime >= older:
+                    left.unlink()
 
     def _there(self) -> Belonging | None:
         path = self.folder / MARK
@@ -250,11 +257,18 @@ class ZarrSink(KeepingSink):
             raise InputError(
                 f"{self.where} holds something else than solutions of lfom: name an empty or a new group."
             )
-        if self.meet(None if found is None else Belonging(**found["belongs"])):
+        try:
+            there, pieces = (None, {}) if found is None else (Belonging(**found["belongs"]), found["pieces"])
+        except (TypeError, KeyError):
+            raise InputError(
+                f"the attribute `lfom` of {self.where} is damaged, so that nobody knows what its solutions are of. Choose "
+                "another group, or remove this one."
+            ) from None
+        if self.meet(there):
             for name in list(self.group.keys()):
                 del self.group[name]
-        elif found is not None:
-            self.pieces = found["pieces"]
+        else:
+            self.pieces = pieces
         self.remember()
 
     def remember(self) -> None:

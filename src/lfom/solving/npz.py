@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from numpy.lib.format import read_array_header_1_0, read_array_header_2_0, read_magic
 
@@ -150,6 +151,11 @@ def write_solutions(path: Path, solution: Solution) -> None:
 def solution_arrays(solution: Solution) -> dict[str, np.ndarray]:
     """w, status, steps and relative residuals, the intercept where there is one, and what each status means: the text meaning[i] belongs to the
     status meaning_of[i]."""
+    if not jax.tree_util.treedef_is_leaf(jax.tree.structure(solution.value)):
+        raise InputError(
+            "these solutions are trees, and a file of solutions holds one array w. Have them in memory, or as a stream "
+            "without a sink or with a function."
+        )
     meaning = solution.meaning
     behind = {} if solution.intercept is None else {"intercept": np.asarray(solution.intercept)}
     return {
