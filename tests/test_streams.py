@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 import lfom
 from lfom.cli import app
-from lfom.commands.streams import so_far
+from lfom.commands.streams import Pace
 from lfom.scale import Summary
 from lfom.scale.ahead import AHEAD, ahead
 from lfom.scale.sinks import MARK
@@ -383,10 +383,14 @@ def test_the_command(shards: Path, tmp_path: Path) -> None:
 
 
 def test_lines_say_how_far_it_is() -> None:
+    now = [0.0]
+    pace = Pace(lambda: now[0])
+    now[0] = 8.0  # until workers have started and the first shard is done
+    assert pace.so_far(Summary(kept=5), 12) == (0.0, "5 of 12 shards, 0 problems")
+    assert pace.so_far(Summary(made=1, kept=5, solved_now=100), 12)[0] == 0.0
+    now[0] = 10.0
     summary = Summary(made=2, kept=5, solved_now=200, failed={"a": "damaged"})
-    done, text = so_far(summary, 11, 4.0)
-    assert done == 0.5
-    assert text == "8 of 11 shards, 1 failed, 200 problems, 50 per second"
+    assert pace.so_far(summary, 12) == (10 / 14, "8 of 12 shards, 1 failed, 200 problems, 50 per second")
 
 
 def test_ctrl_c_loses_nothing_that_is_finished(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +34,14 @@ def solve_many(
 ) -> None:
     """See `lfom.solve_stream`. Exit status 1 if a problem or a shard failed."""
     console, begun = Console(stderr=True), time.monotonic()
+    pace = Pace()
     source: Any = problems[0] if len(problems) == 1 else problems
     try:
         with PartProgress(console, "solving") if console.is_terminal else Lines() as told:
             told(0.0, "starting")
 
             def progress(found: Summary, total: int | None) -> None:
-                told(*so_far(found, total or found.ended, time.monotonic() - begun))
+                told(*pace.so_far(found, total or found.ended))
 
             summary = solve_stream(
                 method,
@@ -62,13 +64,28 @@ def solve_many(
     raise typer.Exit(0 if summary.ok else 1)
 
 
-def so_far(found: Summary, total: int, seconds: float) -> tuple[float, str]:
-    """The part of the work that is done, leaving aside what was finished before, and a line about it."""
-    done = (found.ended - found.kept) / max(total - found.kept, 1)
-    rate = found.solved_now / max(seconds, 1e-9)
-    failed = f", {len(found.failed)} failed" if found.failed else ""
-    text = f"{found.ended} of {total} shards{failed}, {found.solved_now:,} problems, {rate:,.0f} per second"
-    return done, text
+class Pace:
+    """How far a stream is. Its pace is that of all shards after the first one, which waits for workers and compilers."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        self._clock, self._begun = clock, clock()
+        self._first: tuple[float, int, int] | None = (
+            None  # when a first shard was done, and how much was done then
+        )
+
+    def so_far(self, found: Summary, total: int) -> tuple[float, str]:
+        """The part of the time that has passed, 0 as long as nobody knows, and a line about it."""
+        now, done, problems = self._clock() - self._begun, found.ended - found.kept, found.solved_now
+        failed = f", {len(found.failed)} failed" if found.failed else ""
+        text = f"{found.ended} of {total} shards{failed}, {problems:,} problems"
+        if self._first is None and done:
+            self._first = now, done, problems
+        if self._first is None or done == self._first[1]:
+            return 0.0, text
+        begun, shards, before = self._first
+        spent = max(now - begun, 1e-9)
+        left = (total - found.ended) * spent / (done - shards)
+        return now / (now + left), f"{text}, {(problems - before) / spent:,.0f} per second"
 
 
 def rows_of(summary: Summary) -> list[dict[str, Any]]:

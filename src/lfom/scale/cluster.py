@@ -30,6 +30,8 @@ ONE_CORE = {
     "MKL_NUM_THREADS": "1",
     "JAX_PLATFORMS": "cpu",  # a GPU is not shared among processes
 }
+# Ctrl-C reaches all processes of a terminal; ours alone answers it, and ends the others.
+NO_INTERRUPT = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
 FLAG = "--xla_cpu_multi_thread_eigen=false"
 
 Job = tuple[str, tuple[Any, ...]]  # name, arguments
@@ -77,6 +79,8 @@ def _local(distributed: Any, workers: int, one_core: bool) -> Iterator[Any]:
     settings = {
         "distributed.scheduler.allowed-failures": 0,  # `spread` counts
         "distributed.nanny.pre-spawn-environ": environment,
+        # Dask looks so long after a death whether the worker is back, and dismisses it if it has died again meanwhile.
+        "distributed.deploy.lost-worker-timeout": "1 day",
     }
     before = dict(os.environ)
     try:
@@ -87,6 +91,7 @@ def _local(distributed: Any, workers: int, one_core: bool) -> Iterator[Any]:
                 threads_per_worker=1,
                 processes=True,
                 memory_limit=0,
+                preload=[NO_INTERRUPT],
                 dashboard_address=None,
                 scheduler_kwargs={
                     "dashboard_address": "127.0.0.1:0"
