@@ -2,7 +2,8 @@
 
     python benchmarks/streams.py stream [--problems 1000000]     against warm batches in memory, and peak memory
     python benchmarks/streams.py workers [--rounds 3]            two Dask workers of one core against one
-    python benchmarks/streams.py kills [--runs 20] [--seed 0]    is anything lost, or twice, or different?
+    python benchmarks/streams.py kills [--runs 20] [--seed 0]    a worker is killed: is anything lost, twice, or different?
+    python benchmarks/streams.py stops [--runs 20] [--seed 0]    the same where `lfom solve` itself is killed, and begun again
 
 Least squares with n = 20 and d = 10 in float32, 8 steps of conjugate gradients.
 """
@@ -14,6 +15,7 @@ import resource
 import shutil
 import signal
 import statistics
+import subprocess
 import sys
 import tempfile
 import threading
@@ -188,9 +190,44 @@ def kills(folder: Path, runs: int, seed: int, count: int, size: int) -> int:
     return 1 if wrong else 0
 
 
+def stops(folder: Path, runs: int, seed: int, count: int, size: int) -> int:
+    shards, chance, wrong = write_shards(folder / "problems", count, size), random.Random(seed), 0
+    METHOD.save(folder / "method.safetensors")
+
+    def command(out: Path) -> subprocess.Popen[bytes]:
+        asked = ["solve", str(folder / "method.safetensors"), str(shards), "--out", str(out)]
+        return subprocess.Popen(
+            [sys.executable, "-m", "lfom", *asked], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+
+    assert command(folder / "undisturbed").wait() == 0
+    wanted = contents(folder / "undisturbed")
+    print("what was found")
+    for number in range(runs):
+        out, enough = folder / f"out{number}", chance.randrange(count)
+        process = command(out)
+        while process.poll() is None and len(list(out.glob("*.npz"))) < enough:
+            time.sleep(0.001)
+        time.sleep(0.02 * chance.random())
+        process.kill()
+        process.wait()
+        kept = {path.name: path.stat().st_mtime_ns for path in out.glob("*.npz")}
+        status = command(out).wait()
+        untouched = all((out / name).stat().st_mtime_ns == when for name, when in kept.items())
+        good = status == 0 and untouched and contents(out) == wanted
+        wrong += not good
+        print(
+            f"{'all, once, the same bits' if good else 'WRONG'} (killed after {len(kept)} of {count}, which were kept)",
+            flush=True,
+        )
+        shutil.rmtree(out)
+    print(f"\n{runs} kills: {wrong or 'nothing'} wrong")
+    return 1 if wrong else 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=("stream", "workers", "kills"))
+    parser.add_argument("what", choices=("stream", "workers", "kills", "stops"))
     for name, usual in (
         ("problems", 1_000_000),
         ("rounds", 5),
@@ -209,7 +246,8 @@ def main() -> int:
         if asked.what == "workers":
             workers(Path(own), asked.rounds, asked.shards, asked.size)
             return 0
-        return kills(Path(own), asked.runs, asked.seed, asked.shards, asked.size)
+        broken = kills if asked.what == "kills" else stops
+        return broken(Path(own), asked.runs, asked.seed, asked.shards, asked.size)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import lfom
 from lfom.scale import cluster as clusters
 from lfom.scale.cluster import connected, spread
 from lfom.scale.sinks import METHOD as METHOD_FILE
-from tests.test_streams import METHOD, batch, expected, found, write
+from tests.test_streams import METHOD, batch, expected, found, run, write
 
 pytest.importorskip("distributed", reason="the extra `cluster` is not installed")
 
@@ -65,6 +65,17 @@ def test_shards_are_solved_by_workers(client: Any, tmp_path: Path) -> None:
     assert (again.made, again.kept) == (0, 4)
     with pytest.raises(lfom.InputError, match="steps 2"):
         lfom.solve_stream(METHOD, shards, out, steps=2, cluster=address(client))
+
+
+def test_the_command_on_a_cluster(client: Any, tmp_path: Path) -> None:
+    METHOD.save(tmp_path / "method.safetensors")
+    shards, out = write(tmp_path / "problems", 2), tmp_path / "out"
+    (shards / "bad.npz").write_bytes(b"PK")
+    result = run(tmp_path / "method.safetensors", shards, "--out", out, "--cluster", address(client))
+    assert result.exit_code == 1
+    assert "2 shards solved, 1 failed" in result.output
+    assert "bad failed" in result.output
+    np.testing.assert_allclose(found(out / "shard1.npz")["w"], expected(batch(1)), rtol=1e-4, atol=1e-5)
 
 
 def test_a_killed_worker_costs_nothing(client: Any, tmp_path: Path) -> None:
@@ -191,6 +202,21 @@ def test_workers_that_leave_and_do_not_come_back(monkeypatch: pytest.MonkeyPatch
         assert next(ended)[0] == "one"
         short.scale(0)
         with pytest.raises(lfom.InputError, match="no worker"):
+            list(ended)
+
+
+def test_a_scheduler_that_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    import distributed
+
+    monkeypatch.setattr(clusters, "LOOK", 0.2)
+    short = distributed.LocalCluster(
+        n_workers=1, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0"
+    )
+    with short, distributed.Client(short.scheduler_address, set_as_default=False) as client:
+        ended = spread(client, time.sleep, [("one", (0.01,)), ("long", (0.5,)), ("never", (0.5,))])
+        assert next(ended)[0] == "one"
+        short.close()
+        with pytest.raises(lfom.InputError, match="scheduler is gone"):
             list(ended)
 
 
