@@ -247,7 +247,7 @@ def arrays() -> tuple[Any, Any, Any]:
 def test_map_blocks_of_regressions() -> None:
     da, X, y = arrays()
     blocks = METHOD.map_blocks(da.from_array(y, (35, 5)), X=da.from_array(X, (70, 12, 5)))
-    value, status = da.compute(*blocks, scheduler="threads")
+    value, status = da.compute(*blocks, scheduler="sync")
     np.testing.assert_allclose(value, expected({"X": X, "y": y}), rtol=1e-4, atol=1e-5)
     assert (status == 1).all()
     assert blocks.value.shape == (70, 5)
@@ -282,6 +282,10 @@ def test_map_blocks_refuses() -> None:
         METHOD.map_blocks(y, X=X[0])
     with pytest.raises(lfom.InputError, match="has shape"):
         METHOD.map_blocks(sides, A=X[0])
+    with pytest.raises(lfom.InputError, match="is float64"):
+        METHOD.map_blocks(sides.astype(np.float64), X=X[0])
+    with pytest.raises(lfom.InputError, match="unknowns of shape"):
+        lfom.preconditioned_gradient_descent(np.eye(4), 0.1, 3).map_blocks(sides, X=X[0])
     with pytest.raises(lfom.InputError, match="has shape"):
         METHOD.map_blocks(sides, X=da.from_array(X[:3]))
 

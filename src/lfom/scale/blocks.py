@@ -6,11 +6,12 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from lfom.core.checks import InputError
+from lfom.core.checks import InputError, keeps_precision
 from lfom.core.methods import Algorithm
 from lfom.files import as_bytes, of_bytes
 from lfom.scale.extras import extra
-from lfom.solving import LeastSquaresProblems, LinearSystems
+from lfom.solving import LeastSquaresProblems, LinearSystems, kinds
+from lfom.solving.solve import check_dtype, check_kind, check_shape
 
 
 class Blocks(NamedTuple):
@@ -39,6 +40,11 @@ def map_blocks(
     matrix: Any = np.asarray(given_matrix) if shared else given_matrix
     _check_shapes(name, matrix.shape, sides.shape, shared)
     d, dtype = matrix.shape[-1], np.dtype(sides.dtype)
+    for label, array in ((name, matrix), ("the right-hand sides", sides)):
+        keeps_precision(label, array)
+    check_kind(method, kinds.SYSTEMS if X is None else kinds.LEAST_SQUARES)
+    check_shape(method, (d,))
+    check_dtype(method, dtype, "these arrays")
     sides = sides.rechunk({1: -1})
     common = {
         "content": as_bytes(method, "a worker"),

@@ -32,6 +32,7 @@ ONE_CORE = {
 }
 # Ctrl-C reaches all processes of a terminal; ours alone answers it, and ends the others.
 NO_INTERRUPT = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+ANY_PORT = "127.0.0.1:0"  # two clusters do not quarrel about one
 FLAG = "--xla_cpu_multi_thread_eigen=false"
 
 Job = tuple[str, tuple[Any, ...]]  # name, arguments
@@ -93,9 +94,7 @@ def _local(distributed: Any, workers: int, one_core: bool) -> Iterator[Any]:
                 memory_limit=0,
                 preload=[NO_INTERRUPT],
                 dashboard_address=None,
-                scheduler_kwargs={
-                    "dashboard_address": "127.0.0.1:0"
-                },  # two clusters do not quarrel about a port
+                scheduler_kwargs={"dashboard_address": ANY_PORT},
                 silence_logs=logging.CRITICAL,
             ) as local,
             distributed.Client(local, set_as_default=False) as client,
@@ -112,7 +111,7 @@ def spread(client: Any, work: Callable[..., Any], jobs: Iterable[Job]) -> Iterat
     """work(*arguments) of every job, as they end, as many at a time as workers have threads."""
     distributed = extra("distributed", "--cluster")
     left, alone, running = iter(jobs), deque[Job](), dict[Any, Job]()
-    failures, watch = Counter[str](), Watch(client)
+    failures, lonely, watch = Counter[str](), set[str](), Watch(client)
 
     def start(job: Job) -> None:
         future = client.submit(work, *job[1], pure=False)
@@ -123,6 +122,7 @@ def spread(client: Any, work: Callable[..., Any], jobs: Iterable[Job]) -> Iterat
             while len(running) < watch.threads() and (job := next(left, None)) is not None:
                 start(job)
             if not running and alone:
+                lonely.add(alone[0][0])
                 start(alone.popleft())
             if not running:
                 return
@@ -134,20 +134,19 @@ def spread(client: Any, work: Callable[..., Any], jobs: Iterable[Job]) -> Iterat
                 error = future.exception()
                 killed = isinstance(error, distributed.KilledWorker)
                 failures[name] += 1 + (error.allowed_failures if killed else 0)
-                if failures[name] >= TIMES:
-                    said = (
-                        "its worker was killed (memory may have run out)"
-                        if killed
-                        else f"{type(error).__name__}: {error}"
-                    )
-                    yield name, None, f"failed {failures[name]} times: {said}"
-                elif killed:
+                if killed and (failures[name] < TIMES or name not in lonely):
                     alone.append((name, arguments))
-                else:
+                elif failures[name] < TIMES:
                     start((name, arguments))
+                else:
+                    yield name, None, f"failed {failures[name]} times: {_why(error, killed)}"
     finally:
         with contextlib.suppress(Exception):  # the scheduler may be gone
             client.cancel(list(running), force=True)
+
+
+def _why(error: BaseException, killed: bool) -> str:
+    return "its worker was killed (memory may have run out)" if killed else f"{type(error).__name__}: {error}"
 
 
 def _finished(distributed: Any, futures: list[Any], watch: "Watch") -> list[Any]:
