@@ -135,6 +135,21 @@ def test_no_more_pieces_are_read_than_wait() -> None:
     assert max(seen) <= 2 * AHEAD + 3  # two queues, and one in the hands of each stage
 
 
+def test_reading_goes_on_while_something_is_written() -> None:
+    third, waited = threading.Event(), []
+
+    def batches() -> Iterator[Any]:
+        for seed in range(4):
+            if seed == 2:
+                third.set()
+            yield batch(seed, 3)
+
+    lfom.solve_stream(METHOD, batches(), lambda name, solution: waited.append(third.wait(30)))
+    assert (
+        waited == [True] * 4
+    )  # one after the other, the third would not be read before the first was written
+
+
 def test_an_iterator_ahead_stops_when_nobody_reads() -> None:
     made, closed = [], threading.Event()
 
