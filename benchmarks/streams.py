@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
@@ -56,52 +56,62 @@ def from_chance(batches: int) -> Iterator[lfom.LeastSquaresProblems]:
         yield lfom.LeastSquaresProblems(*drawn(rng))
 
 
-def in_memory(pool: list[lfom.LeastSquaresProblems], batches: int) -> float:
-    """Problems per second."""
-    begun = time.perf_counter()
+Rates = tuple[
+    float, float
+]  # problems per second, and per second of processor time, which other work does not touch
+
+
+def rates_of(work: Callable[[], int]) -> Rates:
+    begun, processor = time.perf_counter(), time.process_time()
+    problems = work()
+    return problems / (time.perf_counter() - begun), problems / (time.process_time() - processor)
+
+
+def in_memory(pool: list[lfom.LeastSquaresProblems], batches: int) -> int:
     for number in range(batches):
         jax.block_until_ready(METHOD.solve(pool[number % len(pool)]).value)
-    return batches * BATCH / (time.perf_counter() - begun)
+    return batches * BATCH
 
 
-def streamed(source: Iterator[lfom.LeastSquaresProblems]) -> float:
+def streamed(source: Iterator[lfom.LeastSquaresProblems]) -> int:
     last: dict[str, np.ndarray] = {}  # what came last is looked at, as a user would
 
     def sink(name: str, solution: lfom.Solution) -> None:
         last["w"] = np.asarray(solution.value)
 
-    begun = time.perf_counter()
     summary = lfom.solve_stream(METHOD, source, sink)
     assert summary.ok
-    return summary.problems / (time.perf_counter() - begun)
+    return summary.problems
 
 
 def stream(problems: int, rounds: int) -> None:
     rng, batches = np.random.default_rng(0), -(-problems // BATCH)
     pool = [drawn(rng) for _ in range(POOL)]
     METHOD.solve(lfom.LeastSquaresProblems(*pool[0]))
-    rate = streamed(from_pool(pool, batches))
+    rate, _ = rates_of(lambda: streamed(from_pool(pool, batches)))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     print(
         f"{batches * BATCH:,} problems at {rate:,.0f} per second, peak resident memory {peak:.2f} GB (asked: below 1.5)"
     )
     kept = [lfom.LeastSquaresProblems(*one) for one in pool]
     part = max(batches // rounds, POOL)
-    rates: dict[str, list[float]] = {"in memory": [], "stream, of copies": [], "stream, drawn": []}
+    ways: dict[str, Callable[[], int]] = {
+        "in memory": lambda: in_memory(kept, part),
+        "stream, of copies": lambda: streamed(from_pool(pool, part)),
+        "stream, drawn": lambda: streamed(from_chance(part)),
+        "drawing alone": lambda: sum(len(one) for one in from_chance(part)),
+    }
+    found: dict[str, list[Rates]] = {name: [] for name in ways}
     for _ in range(rounds):  # in turn, since other work on the machine comes and goes
-        rates["in memory"].append(in_memory(kept, part))
-        rates["stream, of copies"].append(streamed(from_pool(pool, part)))
-        rates["stream, drawn"].append(streamed(from_chance(part)))
-    for name, found in rates.items():
-        ratios = [one / base for one, base in zip(found, rates["in memory"], strict=True)]
-        print(
-            f"{name:20} {statistics.median(found):10,.0f} per second, {statistics.median(ratios):.2f} of in memory "
-            f"({min(ratios):.2f} to {max(ratios):.2f} in {rounds} rounds)"
-        )
-    begun = time.perf_counter()
-    for _ in from_chance(POOL):
-        pass
-    print(f"{'drawing alone':20} {POOL * BATCH / (time.perf_counter() - begun):10,.0f} per second")
+        for name, way in ways.items():
+            found[name].append(rates_of(way))
+    print(f"{'':20}{'per second':>12}  of in memory{'by processor time':>32}")
+    for name, rates in found.items():
+        texts = [f"{statistics.median(one[0] for one in rates):12,.0f}"]
+        for clock in range(2):
+            ratios = [one[clock] / base[clock] for one, base in zip(rates, found["in memory"], strict=True)]
+            texts.append(f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
+        print(f"{name:20}{texts[0]}  {texts[1]:30}{texts[2]}")
 
 
 # Workers
