@@ -44,10 +44,9 @@ def drawn(rng: np.random.Generator, count: int = BATCH) -> tuple[np.ndarray, np.
 
 
 def from_pool(pool: list[tuple[np.ndarray, np.ndarray]], batches: int) -> Iterator[lfom.LeastSquaresProblems]:
-    """Problems that lie somewhere: every batch is a new copy."""
+    """Problems that lie somewhere as NumPy's arrays: every batch is built anew, which copies it to JAX's."""
     for number in range(batches):
-        X, y = pool[number % len(pool)]
-        yield lfom.LeastSquaresProblems(X.copy(), y.copy())
+        yield lfom.LeastSquaresProblems(*pool[number % len(pool)])
 
 
 def from_chance(batches: int) -> Iterator[lfom.LeastSquaresProblems]:
@@ -97,7 +96,7 @@ def stream(problems: int, rounds: int) -> None:
     part = max(batches // rounds, POOL)
     ways: dict[str, Callable[[], int]] = {
         "in memory": lambda: in_memory(kept, part),
-        "stream, of copies": lambda: streamed(from_pool(pool, part)),
+        "stream, of arrays": lambda: streamed(from_pool(pool, part)),
         "stream, drawn": lambda: streamed(from_chance(part)),
         "drawing alone": lambda: sum(len(one) for one in from_chance(part)),
     }
