@@ -64,6 +64,7 @@ from lfom.prompts.prompt import LinkPrompt, Prompt, prompt_from_arrays
 from lfom.prompts.queries import OneOrthant, OrthogonalQuery, RepeatedQuery
 from lfom.prompts.run import Trajectory, run
 from lfom.prompts.shifts import AnyOf, HeavyTailed, RandomScale, turn
+from lfom.scale import solve_stream
 from lfom.solving import ConvexLosses, LeastSquaresProblems, LinearSystems, Solution, learn
 from lfom.training import Adam, Fit, LeastSquares, PerRun, PrefixScore, Score, evaluate, fit
 from lfom.training.tuning import tune
@@ -183,6 +184,7 @@ __all__ = [
     "Score",
     "silver",
     "Solution",
+    "solve_stream",
     "TEXT_SPECTRUM",
     "theorems",
     "Trajectory",

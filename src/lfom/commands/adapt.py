@@ -14,7 +14,7 @@ from rich.table import Table
 
 from lfom.adaptation import SETTINGS, Adaptation, adapt
 from lfom.commands.options import With, option, print_json, types_of
-from lfom.commands.problem_files import load_arrays, model_of
+from lfom.commands.problem_files import model_of
 from lfom.commands.telling import telling
 from lfom.core import checks
 from lfom.core.checks import InputError
@@ -27,6 +27,7 @@ from lfom.prompts.distributions import Distribution, LinearRegression
 from lfom.prompts.prompt import Prompt, prompt_from_arrays
 from lfom.prompts.run import run
 from lfom.prompts.shifts import HeavyTailed, turn
+from lfom.solving.npz import load_arrays
 from lfom.training.checkpoints import Checkpoint, seed_number
 
 PANELS = ("Adaptation", "Prompts", "Output")

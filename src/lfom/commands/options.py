@@ -14,6 +14,10 @@ Force = Annotated[bool, typer.Option("--force", help="Replace an existing --out.
 With = Annotated[
     list[Path] | None, typer.Option("--with", help="A Python file with your classes; repeatable.")
 ]
+Cluster = Annotated[
+    str | None,
+    typer.Option(help="local:N for N processes on this machine, or the address of a Dask scheduler."),
+]
 Seed = Annotated[int, typer.Option(help="Seed of every random number.")]
 
 

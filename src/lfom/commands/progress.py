@@ -190,7 +190,7 @@ class PartProgress(Bar):
 
     def __call__(self, done: float, text: str) -> None:
         elapsed = max(time.monotonic() - self._begun, 0.1)
-        self.show(text, left=elapsed * (1 - done) / done)
+        self.show(text, left=elapsed * (1 - done) / done if done else None)
 
 
 class TrainingProgress(Bar):

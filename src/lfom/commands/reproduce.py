@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from lfom.commands.options import AsJson, Seed, print_json
+from lfom.commands.options import AsJson, Cluster, Seed, print_json
 from lfom.commands.telling import telling
 from lfom.core import checks
 from lfom.core.checks import InputError
@@ -34,6 +34,7 @@ def reproduce_command(
     force: Annotated[bool, typer.Option("--force", help="Replace finished results.")] = False,
     seed: Seed = 0,
     seeds: Annotated[str, typer.Option(help="Several, as 0,1,2: verdicts are counted over them.")] = "",
+    cluster: Cluster = None,
     as_json: AsJson = False,
 ) -> None:
     """The paper's figures from nothing: results, plots, verdicts and results/report.html."""
@@ -51,7 +52,14 @@ def reproduce_command(
     with telling("starting") as say:
         try:
             done = reproduce(
-                experiments or [], out, preset=preset, training=training, force=force, seed=every, say=say
+                experiments or [],
+                out,
+                preset=preset,
+                training=training,
+                force=force,
+                seed=every,
+                say=say,
+                cluster=cluster,
             )
         except KeyboardInterrupt as stop:
             console.print(f"stopped; finished experiments are in {out}. Go on with the same command.")

@@ -266,6 +266,26 @@ class Algorithm(eqx.Module):
 
         return solve(self, problems, steps, tolerance, start)
 
+    def map_blocks(
+        self,
+        sides: Any,
+        *,
+        X: Any = None,
+        A: Any = None,
+        ridge: float = 0.0,
+        steps: int | None = None,
+        tolerance: float | None = None,
+    ) -> Any:
+        """Solve the problems of a Dask array, block by block: `value` (problems, d) and `status` (problems,), both Dask arrays.
+
+        sides: y (problems, n) with X, or b (problems, d) with A, with blocks along the axis of problems. X (n, d) or A (d, d):
+        one array that all problems share, or a Dask array with an axis of problems before it. ridge, steps, tolerance:
+        as in LeastSquaresProblems and `solve`. The method travels as the bytes of its file.
+        """
+        from lfom.scale.blocks import map_blocks
+
+        return map_blocks(self, sides, X, A, ridge, steps, tolerance)
+
     def astype(self, dtype: Any) -> "Algorithm":
         """The same method in another precision."""
         from lfom.solving.solve import in_precision
