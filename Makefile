@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: reproduce test check docs notebooks mutants lint setup clean
+.PHONY: reproduce test check docs notebooks mutants bad-calls lint setup clean
 
 reproduce: setup
 	$(BIN)/lfom reproduce
@@ -33,6 +33,10 @@ $(VENV)/.docs: $(VENV)/.installed
 # Slips put into a copy of the code, one at a time: how many do the tests see? (tests/mutants)
 mutants: setup
 	$(BIN)/python -m tests.mutants
+
+# 300 calls of the command line and 300 of the API with bad arguments, generated from the signatures (tests/bad_calls).
+bad-calls: setup
+	$(BIN)/python -m tests.bad_calls
 
 lint: setup
 	$(BIN)/ruff check .

@@ -27,9 +27,9 @@ import jax
 import numpy as np
 
 import lfom
-from lfom.commands.problem_files import read_problems
 from lfom.core import archive
 from lfom.core.content import described
+from lfom.solving.npz import read_problems
 from lfom.training.checkpoints import Checkpoint, regressions
 
 MOST_MEMORY = 1e9  # bytes

@@ -20,7 +20,7 @@ if importlib.util.find_spec("beartype"):  # not on every machine that runs the t
 
 # With --dist loadfile the tests of a file stay in one process, which compiles and learns what they share
 # once; the longest files first, so that the processes end together.
-LONGEST = ["test_train_command", "test_shift_experiments", "test_learning", "test_unroll", "test_adaptation", "test_docs",
+LONGEST = ["test_cluster", "test_hosts", "test_train_command", "test_shift_experiments", "test_learning", "test_unroll", "test_adaptation", "test_docs",
            "test_krylov", "test_learning_faults", "test_training", "test_frontends", "test_bench_solve"]  # fmt: skip
 
 

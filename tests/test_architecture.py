@@ -17,11 +17,11 @@ import lfom
 ROOT = Path(lfom.__file__).parent
 # A folder imports itself and those before it. __init__ is the library's front door: applications may use it.
 ORDER = (
-    "reference", "core", "prompts", "methods", "limits", "training", "adaptation", "solving", "families", "frontends", "files",
-    "__init__", "report", "experiments", "verify", "reproduction", "bench", "commands", "cli", "__main__",
+    "started", "reference", "core", "prompts", "methods", "limits", "training", "adaptation", "solving", "families", "frontends", "files",
+    "scale", "__init__", "report", "experiments", "verify", "reproduction", "bench", "commands", "cli", "__main__",
 )  # fmt: skip
 # Functions of the first open the others when they are called, so that methods can solve and be saved.
-DOORS, BEHIND = "core.methods", ("solving", "files")
+DOORS, BEHIND = "core.methods", ("solving", "files", "scale")
 DATA = "data"  # files alone
 # Where user input is told apart, which may ask for its type.
 ASKS = ("core.checks", "commands", "frontends")

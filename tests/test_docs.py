@@ -186,7 +186,7 @@ def test_every_export_has_an_example_and_a_place_in_the_reference(name: str) -> 
 def test_an_example_imports_what_it_uses(name: str) -> None:
     """The tests run examples inside their modules, where more is known than a reader has."""
     examples = doctest.DocTestParser().get_examples(inspect.getdoc(getattr(lfom, name)) or "")
-    known, used = set(dir(builtins)), set()
+    known, used = set(dir(builtins)), set[str]()
     for node in ast.walk(ast.parse("".join(example.source for example in examples))):
         if isinstance(node, ast.Name):
             (used if isinstance(node.ctx, ast.Load) else known).add(node.id)

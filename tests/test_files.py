@@ -10,10 +10,11 @@ import pytest
 
 import lfom
 from lfom import InputError
-from lfom.commands.problem_files import write_solutions
 from lfom.core.files import remove_partial
-from lfom.report import plot_experiment, write_report
+from lfom.report import write_report
 from lfom.report.methods import plot_method
+from lfom.report.plots import plot_experiment
+from lfom.solving.npz import write_solutions
 from tests.learned_problems import fresh_regressions, learned
 from tests.test_checkpoints import checkpoint
 from tests.test_report import CLAIMS, small_meta, small_rows, write_folder

@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ from typing import Any
 import pytest
 
 from lfom.core.checks import InputError
-from lfom.report import is_finished, plot_experiment, read_experiment, write_report
+from lfom.report import is_finished, read_experiment, write_report
+from lfom.report.plots import plot_experiment
 from lfom.report.results import COLUMNS
 from lfom.report.series import error_note, panels
 from lfom.report.style import PALETTE, SHARED, colour, colour_slots
@@ -192,7 +194,7 @@ def test_report_holds_the_numbers_without_script(results: Path) -> None:
     ):
         assert part in text
     assert text.count("<noscript><img") == 2
-    assert "Of 3 claims" in text
+    assert 'Of <a href="#claims">3 claims of the paper</a>' in text
     for verdict in ("holds", "fails", "partly"):
         assert f'<span class="verdict {verdict}">{verdict}</span>' in text
     assert "2 min 5 s" in text
@@ -205,6 +207,72 @@ def test_report_holds_the_numbers_without_script(results: Path) -> None:
     ):
         assert part in text
     assert not re.search(r"(src|href)=[\"']?(https?:)?//", page)
+
+
+def claim(id: str, text: str, section: str, verdict: str = "holds") -> dict[str, str]:
+    return {"id": id, "claim": text, "section": section, "test": "t", "verdict": verdict, "evidence": "e"}
+
+
+def test_figures_come_before_lists_and_claims_stand_by_whose_they_are(tmp_path: Path) -> None:
+    paper = [
+        claim("a", "B it says.", "Appendix B"),
+        claim("b", "C it says.", "3.3, Figure x", "fails"),
+        claim("c", "Ours: we say.", "3.3"),
+        claim("d", "Ours: how far it ends.", "3.3", "measured"),
+    ]
+    write_folder(tmp_path / "deep", small_rows(), small_meta(experiment="deep", section="Appendix C"), paper)
+    write_folder(tmp_path / "small", small_rows(), small_meta(section="3.3, Figure small"), [])
+    own = small_meta(experiment="mine", title="My memory", section="", source="0123456789abcdef")
+    write_folder(tmp_path / "mine", small_rows(), own, [claim("z", "I say.", "")])
+    ours = small_meta(experiment="kernels", section="ours")
+    write_folder(tmp_path / "kernels", small_rows(), ours, [])
+    page = write_report(tmp_path, ["mine", "deep", "small"]).read_text(encoding="utf-8")
+    marks = [
+        'id="small"',
+        'id="deep"',
+        'id="kernels"',
+        'id="mine"',
+        'id="claims"',
+        "Section 3.3",
+        "<h4>Appendix B",
+        "I say.",
+    ]
+    places = [page.index(mark) for mark in marks[:-1]] + [page.rindex(marks[-1])]
+    assert places == sorted(places)
+    counts = page[page.index('class="counts"') : page.index("</header>")]
+    for said in ("2 claims of the paper", "1 claim of ours", "1 claim of your own"):
+        assert said in counts
+    assert '<span class="verdict measured">measured</span>' in page
+    for owner in ("The paper", "Ours, beyond the paper", "Experiments of your own"):
+        assert f'<h2 class="owner">{owner}</h2>' in page
+    section = page[page.index('id="deep"') :]
+    assert section.index("<figure") < section.index("What it settles") < section.index("<h3>Numbers")
+
+
+def test_every_figure_says_how_to_get_it_again(tmp_path: Path) -> None:
+    meta = small_meta(versions="jax 0.10.1, numpy 2.4.6", seed=3, training="paper")
+    write_folder(tmp_path / "small", small_rows(), meta, [])
+    page = write_report(tmp_path).read_text(encoding="utf-8")
+    shown = page[page.index("<h3>Settings</h3>") :]
+    for part in (
+        "quick",
+        "paper",
+        "<dd>3</dd>",
+        "lfom 0.1.0, jax 0.10.1, numpy 2.4.6",
+        "two cores",
+        "lfom reproduce small",
+    ):
+        assert part in shown
+
+
+def test_without_matplotlib_everything_but_figures_is_written(
+    results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    page = write_report(results).read_text(encoding="utf-8")
+    assert "<noscript>" not in page
+    assert page.count("<figure") == 3
+    assert not list(results.rglob("figure.*"))
 
 
 def test_addresses_on_the_page_exist_once(results: Path) -> None:

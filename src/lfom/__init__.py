@@ -3,6 +3,10 @@
 import importlib
 from typing import Any
 
+from lfom.started import end_quietly_while_importing
+
+end_quietly_while_importing()  # before JAX, which takes seconds
+
 from lfom.adaptation import Adaptation, PerPrompt, adapt
 from lfom.core import coefficients, links, memories, preconditioners, problems, readers
 from lfom.core.archive import own_version
@@ -60,6 +64,7 @@ from lfom.prompts.prompt import LinkPrompt, Prompt, prompt_from_arrays
 from lfom.prompts.queries import OneOrthant, OrthogonalQuery, RepeatedQuery
 from lfom.prompts.run import Trajectory, run
 from lfom.prompts.shifts import AnyOf, HeavyTailed, RandomScale, turn
+from lfom.scale import solve_stream
 from lfom.solving import ConvexLosses, LeastSquaresProblems, LinearSystems, Solution, learn
 from lfom.training import Adam, Fit, LeastSquares, PerRun, PrefixScore, Score, evaluate, fit
 from lfom.training.tuning import tune
@@ -179,6 +184,7 @@ __all__ = [
     "Score",
     "silver",
     "Solution",
+    "solve_stream",
     "TEXT_SPECTRUM",
     "theorems",
     "Trajectory",

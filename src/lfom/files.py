@@ -82,25 +82,31 @@ def save(path: str | Path, thing: Any, *, force: bool = False, licence: str = LI
     ...     lfom.load(path).depth
     2
     """
-    path = Path(path)
-    tensors: dict[str, np.ndarray] = {}
+    path = checks.file_path("path", path)
+    checks.flag("force", force)
+    checks.instance("licence", licence, str, "the SPDX name of a licence, as a text")
     if path.exists() and not force:
         raise InputError(f"{path} exists. Pass force=True to replace it, or another name.")
+    write_whole(path, as_bytes(thing, str(path), licence))
+
+
+def as_bytes(thing: Any, name: str, licence: str = LICENCE) -> bytes:
+    """What `save` writes. name: of where it goes, for errors."""
+    tensors: dict[str, np.ndarray] = {}
     if not dataclasses.is_dataclass(thing) or isinstance(thing, type):
         raise InputError(
-            f"what should go to {path} is a {type(thing).__name__}: pass a model, what fit or learn returned, or another "
+            f"what should go to {name} is a {type(thing).__name__}: pass a model, what fit or learn returned, or another "
             "object of a class with fields."
         )
     content = described(thing, type(thing).__name__, tensors, dict(CLASSES))
     facts = {"what": type(thing).__name__, "licence": licence, "versions": archive.versions()}
     wrong = _unsound(thing)
     if wrong is not None:
-        raise InputError(f"{wrong}: {path} is not written. Repair it before it is saved.")
+        raise InputError(f"{wrong}: {name} is not written. Repair it before it is saved.")
     try:
-        written = archive.packed({**facts, "content": content}, tensors)
+        return archive.packed({**facts, "content": content}, tensors)
     except Refused as error:
-        raise InputError(f"what should go to {path} {error}") from None
-    write_whole(path, written)
+        raise InputError(f"what should go to {name} {error}") from None
 
 
 def load(path: str | Path, *, types: Iterable[type] = (), dtype: Any = None) -> Any:
@@ -122,10 +128,24 @@ def load(path: str | Path, *, types: Iterable[type] = (), dtype: Any = None) -> 
 
 def read(path: str | Path, types: Iterable[type] = (), dtype: Any = None) -> tuple[Any, dict[str, Any]]:
     """What `load` returns, and the facts of the file: what, licence, versions."""
-    path, known = Path(path), _with_types(types)
+    path = checks.file_path("path", path)
+    if dtype is not None:
+        dtype = checks.precision("dtype", dtype)
+    try:
+        content = _bytes(path)
+    except Refused as error:
+        raise InputError(f"{path} {error}") from error
+    return of_bytes(content, str(path), types, dtype)
+
+
+def of_bytes(
+    content: bytes, name: str, types: Iterable[type] = (), dtype: Any = None
+) -> tuple[Any, dict[str, Any]]:
+    """The same of a file that has been read. name: of where it was, for errors."""
+    known = _with_types(types)
     exact = jax.config.jax_enable_x64 or (dtype is not None and jnp.dtype(dtype) != jnp.float64)  # type: ignore[attr-defined]
     try:
-        facts, tensors = archive.unpacked(_bytes(path))
+        facts, tensors = archive.unpacked(content)
         with jax.enable_x64(exact):
             thing = built(facts.pop("content"), tensors, known)
             wrong = f"arrays belong to nothing: {', '.join(tensors)[:200]}" if tensors else _unsound(thing)
@@ -139,12 +159,14 @@ def read(path: str | Path, types: Iterable[type] = (), dtype: Any = None) -> tup
                 )
             return thing.astype(dtype), facts
     except Refused as error:
-        raise InputError(f"{path} {error}") from error
+        raise InputError(f"{name} {error}") from error
 
 
 def _with_types(types: Iterable[type]) -> dict[str, type]:
     """Our classes and a user's, by name."""
     known = dict(CLASSES)
+    wanted = "a class or a list of classes with fields, such as dataclasses"
+    checks.instance("types", types, type | list | tuple | set | frozenset, wanted)
     for one in [types] if isinstance(types, type) else types:
         if not isinstance(one, type) or not dataclasses.is_dataclass(one):
             raise InputError(f"types holds {one!r}: pass classes with fields, such as dataclasses.")

@@ -6,31 +6,35 @@ on request only, as a whole.
 
 import csv
 import datetime
+import functools
 import io
 import json
 import os
+import pickle
 import platform
 import re
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import lfom
 from lfom.core import checks
+from lfom.core.archive import versions
 from lfom.core.checks import InputError
 from lfom.core.files import remove_partial, write_whole
 from lfom.core.user_code import module_of
 from lfom.experiments import EXPERIMENTS, experiment_named
 from lfom.experiments.experiment import Experiment, experiments_in
 from lfom.experiments.workbench import ASKED_WITH, PRESETS, TRAININGS, Outcome, Workbench
-from lfom.report import plot_experiment, read_experiment, write_report, write_verdicts
+from lfom.report import draw_experiment, read_experiment, write_report, write_verdicts
 from lfom.report.folders import repair_folder, replace_folder
 from lfom.report.results import COLUMNS, SEEDS, Damaged
+from lfom.scale.cluster import connected, spread
 
 MARK = ".lfom-results"  # a folder with this file is ours to write into
 AT_A_TIME = 2  # experiments
@@ -59,13 +63,15 @@ def reproduce(
     force: bool = False,
     seed: int | Sequence[int] = 0,
     say: Callable[[str], None] | None = None,
+    cluster: str | None = None,
 ) -> list[Done]:
     """Run experiments that are not finished, and write out/report.html.
 
     experiments: names of ours (all of them by default), paths of Python files with your own, and `Experiment`
     objects. training: "paper", "converged" or "both"; what has trainings of its own runs them all. force: replace
     finished results. seed: of several, the results of the first are the main ones, and verdicts are counted over
-    all of them.
+    all of them. cluster: "local:N" or the address of a Dask scheduler, whose workers run the experiments; those that
+    measure time run here, at the end. The results are the same.
 
     >>> from pathlib import Path
     >>> import lfom
@@ -79,17 +85,23 @@ def reproduce(
     ...     done[0].status, Path(folder, "report.html").exists()
     ('made', True)
     """
-    found, out = wanted(experiments), Path(out)
+    out = checks.file_path("out", out)
     checks.known("preset", preset, PRESETS)
     checks.known("training", training, CHOICES)
-    seeds = [seed] if isinstance(seed, int) else list(dict.fromkeys(seed))
+    seeds = _seeds(seed)
+    checks.flag("force", force)
+    checks.function("say", say, "a function of a text")
+    found = wanted(experiments)
     folders = {one: out if one == seeds[0] else out / SEEDS / str(one) for one in seeds}
+    if cluster is not None:
+        _check_travels(found.values())
     for folder in folders.values():
         prepare_folder(folder)
     done: list[Done] = []
-    for one, folder in folders.items():
-        asked = {"preset": preset, "training": training, "seed": one}
-        done += _with_one_seed(found, folder, asked, force, Workbench(preset, one, say=say))
+    with nullcontext() if cluster is None else connected(cluster, one_core=False) as client:
+        for one, folder in folders.items():
+            asked = {"preset": preset, "training": training, "seed": one}
+            done += _with_one_seed(found, folder, asked, force, Workbench(preset, one, say=say), client)
     damaged = [folders[item.seed] / item.name for item in done if item.status == "damaged"]
     try:
         write_report(out, order=[*EXPERIMENTS, *found], leave_out=damaged)
@@ -98,6 +110,14 @@ def reproduce(
     except InputError as error:
         done.append(Done("report.html", "failed", 0.0, str(error)))
     return done
+
+
+def _seeds(seed: Any) -> list[int]:
+    several = isinstance(seed, list | tuple | range)
+    found = [checks.seed("seed", one) for one in (seed if several else [seed])]
+    if not found:
+        raise InputError("seed is empty: pass a whole number, or a list of them.")
+    return list(dict.fromkeys(found))
 
 
 def wanted(experiments: Wanted | Iterable[Wanted]) -> dict[str, Experiment]:
@@ -149,7 +169,12 @@ def _check(one: Any) -> None:
 
 
 def _with_one_seed(
-    found: dict[str, Experiment], out: Path, asked: dict[str, Any], force: bool, bench: Workbench
+    found: dict[str, Experiment],
+    out: Path,
+    asked: dict[str, Any],
+    force: bool,
+    bench: Workbench,
+    client: Any = None,
 ) -> list[Done]:
     done: dict[str, Done] = {}
     for name, one in found.items():
@@ -158,7 +183,13 @@ def _with_one_seed(
             done[name] = Done(name, *status, seed=asked["seed"])
     begun = time.perf_counter()
     todo = [one for name, one in found.items() if name not in done]
-    for one, outcome, seconds in _outcomes(todo, bench, CHOICES[asked["training"]]):
+    chosen = CHOICES[asked["training"]]
+    ended = (
+        _outcomes(todo, bench, chosen)
+        if client is None
+        else _outcomes_on(client, todo, bench, chosen, asked["seed"])
+    )
+    for one, outcome, seconds in ended:
         added, begun = time.perf_counter() - begun, time.perf_counter()
         times = {"seconds": seconds, "added_seconds": added}
         done[one.name] = Done(one.name, *_record(one, outcome, out, asked, times), seed=asked["seed"])
@@ -233,6 +264,62 @@ def _outcomes(todo: Sequence[Experiment], bench: Workbench, chosen: Sequence[str
         raise Interrupted(any(future.running() for future in futures)) from None
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _check_travels(experiments: Iterable[Experiment]) -> None:
+    """Workers find experiments by name or in a file."""
+    for one in experiments:
+        if not one.file and one.name not in EXPERIMENTS:
+            raise InputError(
+                f"{one.name} is an object of this process, which workers do not have: write it to a Python file, and pass "
+                "its path."
+            )
+
+
+def _outcomes_on(
+    client: Any, todo: Sequence[Experiment], bench: Workbench, chosen: Sequence[str], seed: int
+) -> Iterator[Ended]:
+    """The same by the workers of a cluster."""
+    named = {one.name: one for one in todo}
+    jobs = [
+        (one.name, (one.name, one.file and str(Path(one.file).resolve()), bench.preset.name, seed, chosen))
+        for one in todo
+        if not one.alone
+    ]
+    bench.say(f"{len(jobs)} experiments on a cluster")
+    try:
+        for number, (name, found, why) in enumerate(spread(client, run_on_worker, jobs), 1):
+            bench.say(f"{number} of {len(jobs)} experiments are back from the cluster: {name}")
+            yield named[name], *((RuntimeError(why), 0.0) if found is None else found)
+    except KeyboardInterrupt:
+        raise Interrupted(running=False) from None
+    yield from _outcomes([one for one in todo if one.alone], bench, chosen)
+
+
+def run_on_worker(
+    name: str, file: str, preset: str, seed: int, chosen: Sequence[str]
+) -> tuple[Outcome | Exception, float]:
+    """What a worker of a cluster does: an experiment of ours, or of a user's file."""
+    one = next(e for e in _in_file(Path(file)) if e.name == name) if file else experiment_named(name)
+    found, seconds = _outcome(one, _bench_of_worker(preset, seed), chosen)
+    return _travelling(found), seconds
+
+
+def _travelling(found: Outcome | Exception) -> Outcome | Exception:
+    """An error as another one, if it cannot be sent."""
+    if not isinstance(found, Exception):
+        return found
+    try:
+        pickle.loads(pickle.dumps(found))
+    except Exception:  # of a user's class
+        return RuntimeError(f"{type(found).__name__}: {found}")
+    return found
+
+
+@functools.cache
+def _bench_of_worker(preset: str, seed: int) -> Workbench:
+    """What a worker has made for one experiment it need not make for the next."""
+    return Workbench(preset, seed)
 
 
 def _outcome(one: Experiment, bench: Workbench, chosen: Sequence[str]) -> tuple[Outcome | Exception, float]:
@@ -313,6 +400,7 @@ def _write(
         "scored_on": list(dict.fromkeys(row.scored_on for row in outcome.rows)),
         **{key: round(value, 2) for key, value in times.items()},
         "version": lfom.__version__,
+        "versions": ", ".join(f"{name} {known}" for name, known in versions().items() if name != "lfom"),
         "machine": machine(),
         "finished": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         **asked,
@@ -324,7 +412,8 @@ def _write(
         write_whole(new / "curves.csv", _csv(one.name, outcome).encode())
         write_whole(new / "claims.json", json.dumps(claims, indent=1).encode())
         write_whole(new / "meta.json", json.dumps(meta, indent=1).encode())
-        plot_experiment(new)  # reads it all back
+        if not draw_experiment(new):  # which reads it all back
+            read_experiment(new)
 
     try:
         replace_folder(folder, write)

@@ -14,6 +14,7 @@ import numpy as np
 
 from lfom import reference
 from lfom.core.arrays import as_array
+from lfom.core.checks import InputError
 from lfom.core.coefficients import Hadamard, Pair, Scalar
 from lfom.core.kernels import KERNELS
 from lfom.core.links import LogisticLink, PoissonLink
@@ -49,16 +50,28 @@ class Check:
         return asdict(self)
 
 
-def verify(seed: int | None = None, rounds: int = 2) -> Iterator[Check]:
-    """Run every check on fresh prompts, `rounds` problems each, yielding as they finish."""
+def verify(seed: int | None = None, rounds: int = 2, only: str = "") -> Iterator[Check]:
+    """Run every check on fresh prompts, `rounds` problems each, yielding as they finish. only: those whose statement
+    has this text in it."""
+    wanted = statements(only)
     rng = np.random.default_rng(seed)
     sizes = int(rng.integers(2**32))
     with jax.enable_x64(True):
-        for name, check in CHECKS.items():
+        for name, check in wanted.items():
             with jax.disable_jit(check in MANY_SMALL):
                 error = max(check(OneSize(rng, sizes)) for _ in range(rounds))  # type: ignore[arg-type]
             allowed = PROGRAM if check in WORST_CASES else TOLERANCE
             yield Check(name, float(error), allowed, bool(error <= allowed))
+
+
+def statements(only: str = "") -> dict[str, Callable[[np.random.Generator], float]]:
+    """The checks whose statement has this text in it, whatever its case."""
+    found = {name: check for name, check in CHECKS.items() if only.lower() in name.lower()}
+    if not found:
+        raise InputError(
+            f"only is {only!r}, and no statement has that in it: pass a part of one of {list(CHECKS)}."
+        )
+    return found
 
 
 class OneSize:

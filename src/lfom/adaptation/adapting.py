@@ -34,13 +34,14 @@ from lfom.adaptation.shared import Budget, chunked, fit_shared, total_losses
 from lfom.core import checks
 from lfom.core.arrays import as_array
 from lfom.core.checks import InputError
-from lfom.core.methods import Algorithm, Mixture
+from lfom.core.methods import Algorithm, Mixture, a_method
 from lfom.core.parameters import check_dimension, leaves, sizes
 from lfom.core.parameters import kinds as kinds_of
 from lfom.core.problems import Problem, Quadratic, Tokens
 from lfom.core.runs import PerRun, by_run, common_runs
 from lfom.core.threads import in_threads
 from lfom.core.vectors import from_vector, known_kinds, parameters, vector_of
+from lfom.core.words import brief
 from lfom.prompts.prompt import Prompt, checked
 
 # Models, the errors before and after and what is kept of every run, steps and history (see Adaptation).
@@ -72,6 +73,8 @@ class Adaptation:
     >>> lfom.Adaptation(None, "label-free", ("gates",), prompts=50, steps=3, seconds=0.1, **losses).note
     'The adapted model is returned.'
     """
+
+    __repr__ = brief
 
     model: Any
     setting: str
@@ -127,7 +130,10 @@ def adapt(
     (True, (2,))
     """
     checks.known("setting", setting, SETTINGS)
-    kinds = (train,) if isinstance(train, str) else tuple(train)
+    kinds = (train,) if isinstance(train, str) else tuple(_names(train))
+    checks.function("watch", watch, "a function of a step's number and the time")
+    for one in _of_each_run(model, 1):
+        a_method("model", one)
     runs = common_runs(model=model, prompts=prompts)
     models = _of_each_run(model, runs)
     X, y, query, target = _arrays(_of_each_run(prompts, runs))
@@ -291,6 +297,15 @@ def _shared(
     chosen = np.where(kept[:, None], found, start)
     adapted = [from_vector(template, vector) for vector in chosen]
     return adapted, before, after, kept.astype(float), len(history) - 1, history
+
+
+def _names(train: Any) -> Any:
+    wanted = "a kind of parameters or a list of kinds, such as ('gates',)"
+    for kind in checks.instance("train", train, list | tuple | set | frozenset, wanted):
+        checks.instance("train", kind, str, wanted)
+    if not train:
+        raise InputError("train is empty: name what is fitted, such as 'gates'.")
+    return train
 
 
 def _of_each_run(thing: Any, runs: int) -> list[Any]:

@@ -5,13 +5,12 @@ import io
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter
 from rich.table import Table
 
 from lfom.bench.solve import ACCURACIES, BUDGET, Comparison, Measured
 from lfom.bench.timing import Ratio
 from lfom.core.files import write_whole
+from lfom.report.figures import can_draw
 from lfom.report.style import colour
 
 COLUMNS = [
@@ -131,7 +130,7 @@ def _verdict(comparison: Comparison, accuracy: float) -> tuple[str, str, str, st
 
 
 def write(comparisons: list[Comparison], folder: Path) -> None:
-    """curves.csv and figure.png under `folder`."""
+    """curves.csv and, where matplotlib is installed, figure.png under `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -143,13 +142,18 @@ def write(comparisons: list[Comparison], folder: Path) -> None:
                 who = [comparison.family, rival.method, rival.library, rival.learned]
                 writer.writerow([*who, steps, median, lower, upper, seconds, comparison.problems])
     write_whole(folder / "curves.csv", text.getvalue().encode())
+    if not can_draw():
+        return
     image = io.BytesIO()
     figure(comparisons).savefig(image, format="png", dpi=130)
     write_whole(folder / "figure.png", image.getvalue())
 
 
-def figure(comparisons: list[Comparison]) -> Figure:
+def figure(comparisons: list[Comparison]) -> Any:
     """Error against steps and against time, a row per family; one implementation per method."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import NullFormatter
+
     canvas = Figure(figsize=(10, 3.2 * len(comparisons)), layout="constrained")
     axes = canvas.subplots(len(comparisons), 2, squeeze=False)
     for comparison, row in zip(comparisons, axes, strict=True):

@@ -14,7 +14,8 @@ from rich.table import Table
 
 from lfom.adaptation import SETTINGS, Adaptation, adapt
 from lfom.commands.options import With, option, print_json, types_of
-from lfom.commands.problem_files import load_arrays, model_of
+from lfom.commands.problem_files import model_of
+from lfom.commands.telling import telling
 from lfom.core import checks
 from lfom.core.checks import InputError
 from lfom.core.methods import GATINGS, Algorithm, Mixture
@@ -26,6 +27,7 @@ from lfom.prompts.distributions import Distribution, LinearRegression
 from lfom.prompts.prompt import Prompt, prompt_from_arrays
 from lfom.prompts.run import run
 from lfom.prompts.shifts import HeavyTailed, turn
+from lfom.solving.npz import load_arrays
 from lfom.training.checkpoints import Checkpoint, seed_number
 
 PANELS = ("Adaptation", "Prompts", "Output")
@@ -72,12 +74,12 @@ def adapt_command(
         if given:
             raise InputError(f"{given} shift the prompts that are drawn: leave them out with --data.")
         adapting = read_prompts(data)
-    with Console(stderr=True).status("adapting") as status:
+    with telling("adapting") as say:
         found = adapt(
             model, adapting, setting=setting, train=kinds, folds=folds, steps=steps, seconds=seconds,
-            watch=lambda step, spent: status.update(f"adapting: step {step}, {spent:.1f} s"),
+            watch=lambda step, spent: say(f"adapting: step {step}, {spent:.1f} s"),
         )  # fmt: skip
-        status.update("scoring on fresh prompts")
+        say("scoring on fresh prompts")
         scores = [] if source is None else _scores(model, found, source, keys[2], fresh)
     result = _facts(found, scores)
     if as_json:

@@ -7,12 +7,17 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from lfom.commands.options import AsJson, Seed, print_json
+from lfom.commands.options import AsJson, Seed, given, print_json
 from lfom.commands.problem_files import check_folder
-from lfom.core.checks import known
+from lfom.commands.telling import telling
+from lfom.core.checks import InputError, count, known
+from lfom.core.checks import seed as seed_number
+
+OF_SOLVE = ("family", "problems", "learn_from", "out", "force", "seed")
 
 
 def bench_command(
+    context: typer.Context,
     name: Annotated[str, typer.Argument(help="Which benchmark: forward, train, adapt or solve.")],
     family: Annotated[
         list[str] | None, typer.Option(help="For solve: table, diffusion, deblurring or digits; repeatable.")
@@ -28,12 +33,22 @@ def bench_command(
     from lfom.bench import BENCHMARKS
 
     known("benchmark", name, [*BENCHMARKS, "solve"])
+    ignored = [option for option in OF_SOLVE if given(context, option)] if name != "solve" else []
+    if ignored:
+        names = ", ".join(f"--{option.replace('_', '-')}" for option in ignored)
+        raise InputError(
+            f"{names} belong to `lfom bench solve`, and {name} has no such option: leave them out."
+        )
+    seed_number("--seed", seed)
+    for option, value in {"--problems": problems, "--learn-from": learn_from}.items():
+        if value is not None:
+            count(option, value)
     if name == "solve":
         if out is not None:
             check_folder(out, force, ("curves.csv", "figure.png"))
         _solve(family or [], problems, learn_from, seed, out, as_json)
         return
-    with Console(stderr=True).status(f"measuring {name}"):
+    with telling(f"measuring {name}"):
         rows = BENCHMARKS[name]()
     if as_json:
         print_json([row.as_dict() for row in rows])
@@ -55,8 +70,8 @@ def _solve(
     from lfom.bench.solve import bench_solve
     from lfom.bench.solve_report import method_table, rows, summary_table, write
 
-    with Console(stderr=True).status("measuring solve (about ten minutes for all families)") as status:
-        comparisons = bench_solve(families, problems, learn_from, seed, status.update)
+    with telling("measuring solve (about ten minutes for all families)") as say:
+        comparisons = bench_solve(families, problems, learn_from, seed, say)
     if out is not None:
         write(comparisons, out)
     if as_json:

@@ -11,6 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from lfom.commands.hosts import Coordinator, Devices, Hosts, Process, Processes, placed, same_file
 from lfom.commands.options import AsJson, With, print_json, types_of
 from lfom.commands.problem_files import load_checkpoint
 from lfom.commands.progress import PartProgress
@@ -18,7 +19,7 @@ from lfom.core.arrays import as_array
 from lfom.core.checks import InputError, count
 from lfom.core.parameters import leaves
 from lfom.core.runs import PerRun
-from lfom.limits.optimum import Optimum, exact_optimum, sampled_optima, with_preconditioner
+from lfom.limits.optimum import IN_SINGLE, Optimum, exact_optimum, sampled_optima, with_preconditioner
 from lfom.methods.classical import conjugate_gradient
 from lfom.prompts.distributions import LinearRegression
 from lfom.training.checkpoints import Checkpoint, seed_number
@@ -39,9 +40,15 @@ def evaluate_command(
     seed: Annotated[int | None, typer.Option(help="Seed of the prompts. [default: that of the file]")] = None,
     with_: With = None,
     as_json: AsJson = False,
+    devices: Devices = None,
+    hosts: Hosts = False,
+    coordinator: Coordinator = None,
+    processes: Processes = None,
+    process: Process = None,
 ) -> None:
     """Score a checkpoint on fresh prompts, beside CGD and the optimum on the same ones."""
-    checkpoint, _ = load_checkpoint(file, types_of(with_))
+    placed(devices, hosts, coordinator, processes, process)
+    checkpoint, _ = load_checkpoint(same_file(file), types_of(with_))
     if seed is not None:
         checkpoint = replace(checkpoint, seed=seed_number(seed))
     prompts = count("prompts", (200_000 if contexts is None else 10_000) if prompts is None else prompts)
@@ -144,14 +151,14 @@ def print_prefixes(rows: list[dict[str, Any]]) -> None:
 def reference_name(checkpoint: Checkpoint) -> str | None:
     """What the models are compared with: the best that shared scalar coefficients can do (without
     B), or conjugate gradients with the inverse covariance. None where it is not known: with
-    label noise the best preconditioner is not the inverse covariance."""
+    label noise the best preconditioner is not the inverse covariance, and of many layers it cannot be run in float32."""
     model, data = checkpoint.model, checkpoint.data[0]
     exact = isinstance(data, LinearRegression) and data.has_one_matrix and float(data.noise) == 0
     if model.is_conjugate:
         return "preconditioned CGD" if exact else None
     if not any(leaf.inside for leaf in leaves(model) if leaf.kind not in ("coefficients", "gates")):
         return "sampled optimum"  # no matrices: multiples of the identity
-    return "exact optimum" if exact else None
+    return "exact optimum" if exact and max(checkpoint.depths) <= IN_SINGLE else None
 
 
 def references(name: str, checkpoint: Checkpoint) -> Mapping[int, Optimum | PerRun]:
@@ -234,7 +241,9 @@ def _legend(rows: list[dict[str, Any]], brief: bool) -> str:
     if not brief:
         parts.append("worst: share of the loss in the worst 0.01 % of prompts.")
     if name is None:
-        parts.append("The optimum is not known with label noise.")
+        parts.append(
+            f"The optimum is not shown: with label noise, or beyond {IN_SINGLE} layers, it cannot be run."
+        )
     else:
         parts.append(f"difference: to the {name} on the same prompts, paired.")
     return " ".join(parts)

@@ -1,5 +1,6 @@
 """lfom inspect: what a learned method is, how accurate it is, and what it promises."""
 
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +13,7 @@ from rich.table import Table
 from lfom.commands.options import AsJsonTables, With, print_json, types_of
 from lfom.commands.problem_files import accuracy_rows, check_out, load_model
 from lfom.core.checks import InputError
+from lfom.core.extras import MissingExtra, needed
 from lfom.core.methods import Algorithm, Learned
 from lfom.core.parameters import leaves
 
@@ -34,14 +36,17 @@ def inspect_command(
     with jax.enable_x64(True):
         learned = load_model(method, types_of(with_))
     if figure is not None:
-        from lfom.report.methods import plot_method
-
         try:
+            needed("matplotlib", "the figure of a method")
+            from lfom.report.methods import plot_method
+
             plot_method(learned, figure)
-        except InputError:  # nothing is known that could be drawn
+        except InputError as error:  # nothing is known that could be drawn, or nothing to draw with
             if plot is not None:
                 raise
             figure = None
+            if isinstance(error, MissingExtra):
+                print(f"No figure: {error}", file=sys.stderr)
     if as_json:
         print_json(described(learned) | {"plot": None if figure is None else str(figure)})
         return
@@ -128,7 +133,8 @@ def _print_record(console: Console, facts: Learned) -> None:
     console.print(table)
     if len(record.compared) > 1:
         title = "log of the geometric mean error after the last step"
-        table = _titled(title, "structure", "held-out loss")
-        for name, value in list(record.compared.items())[:8]:
-            table.add_row(name, f"{value:.2f}")
+        table = _titled(title, "structure", "held-out loss")  # the smallest first, the chosen one bold
+        best = sorted(record.compared.items(), key=lambda item: item[1])
+        for name, value in best[:8]:
+            table.add_row(name, f"{value:.2f}", style="bold" if name == facts.structure.name else None)
         console.print(table)

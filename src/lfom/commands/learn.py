@@ -10,9 +10,10 @@ from rich.console import Console
 
 from lfom.commands.inspect import described, print_method
 from lfom.commands.options import AsJsonTables, Force, Seed, print_json
-from lfom.commands.problem_files import check_out, read_problems
+from lfom.commands.problem_files import check_out
 from lfom.commands.progress import PartProgress, duration
-from lfom.commands.train import INTERRUPTED
+from lfom.solving.npz import read_problems
+from lfom.started import INTERRUPTED
 
 
 def learn_command(

@@ -14,7 +14,17 @@ Force = Annotated[bool, typer.Option("--force", help="Replace an existing --out.
 With = Annotated[
     list[Path] | None, typer.Option("--with", help="A Python file with your classes; repeatable.")
 ]
+Cluster = Annotated[
+    str | None,
+    typer.Option(help="local:N for N processes on this machine, or the address of a Dask scheduler."),
+]
 Seed = Annotated[int, typer.Option(help="Seed of every random number.")]
+
+
+def given(context: typer.Context, name: str) -> bool:
+    """Whether an option was written on the command line."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def option(text: str, panel: str, *names: str) -> Any:

@@ -1,7 +1,7 @@
 """How long it will take, how far it is: estimates before the work, and bars during it.
 
 Bars are drawn on stderr by a thread of their own, so the clock goes on while a compiled program
-runs. Nothing is drawn where stderr is not a terminal.
+runs. Where stderr is not a terminal there is a plain line every ten seconds.
 """
 
 import time
@@ -14,6 +14,8 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.table import Column
 from rich.text import Text
 
+from lfom.commands.telling import PlainLines
+from lfom.core import room
 from lfom.training.adam import Adam, batches_at_once
 from lfom.training.fitting import trained_view
 from lfom.training.krylov import has_krylov_view
@@ -91,17 +93,32 @@ def estimate(phases: list[Phase], d: int, depths: tuple[int, ...], runs: int) ->
     likely = duration(compiling + SCORE + sum(stage.seconds * stage.likely for stage in found))
     most = duration(compiling + SCORE + sum(stage.seconds * stage.most for stage in found))
     wait = likely if likely == most else f"{likely} to {most}"
-    memory = BASE + BASE_LAYER * max(depths)
-    for phase in phases:
-        if phase.optimiser is not None and not isinstance(phase.optimiser, Adam):
-            p = phase.parameters.size
-            memory = max(memory, memory + 12.0 * phase.optimiser.chunk * d * p + 24.0 * models * p * p)
+    memory = memory_of(phases, d, depths, runs)
     size = phases[-1].parameters.size
     return (
         f"{models} model{'s' * (models > 1)} (runs x depths), up to {size:,} trained numbers each: about "
         f"{wait} on two CPU cores, of which {duration(compiling)} to compile, and "
         f"{memory / 1e9:.1f} GB (estimates)."
     )
+
+
+def memory_of(phases: list[Phase], d: int, depths: tuple[int, ...], runs: int) -> float:
+    """Bytes that a fit needs, by estimate."""
+    memory, models = BASE + BASE_LAYER * max(depths), runs * len(depths)
+    for phase in phases:
+        if phase.optimiser is not None and not isinstance(phase.optimiser, Adam):
+            p = phase.parameters.size
+            memory = max(memory, memory + 12.0 * phase.optimiser.chunk * d * p + 24.0 * models * p * p)
+    return memory
+
+
+def check_affordable(phases: list[Phase], d: int, depths: tuple[int, ...], runs: int) -> None:
+    """Refuse a training that would take days, or more memory than there is, ten times over to be sure."""
+    said = f"{runs} runs of depth {max(depths)} with up to {max(phase.parameters.size for phase in phases):,} numbers"
+    seconds = sum(stage.seconds * stage.likely for stage in stages(phases, d, depths, runs)) / 10
+    remedy = "Pass fewer layers, runs or steps."
+    room.in_time(said, seconds * room.RATE, remedy)
+    room.fits(said, memory_of(phases, d, depths, runs) / 10, remedy)
 
 
 def duration(seconds: float) -> str:
@@ -140,7 +157,8 @@ class Bar:
             disable=not console.is_terminal,
         )
         self._task = self._bar.add_task(text, total=1.0, text="")
-        self._begun = time.monotonic()
+        self._begun, self._name_now = time.monotonic(), text
+        self._lines = None if console.is_terminal else PlainLines(text, steps=False)
 
     def show(
         self, text: str, *, name: str | None = None, left: float | None = None, done: float = 0.0
@@ -149,13 +167,21 @@ class Bar:
         if left is not None:
             done = (now - self._begun) / max(now - self._begun + left, 1e-9)
         deadline = None if left is None else now + left
+        self._name_now = self._name_now if name is None else name
+        if self._lines is not None:
+            rest = "" if left is None else f", about {duration(left)} left"
+            self._lines(f"{self._name_now}: {text}{rest}" if text else f"{self._name_now}{rest}")
         self._bar.update(self._task, description=name, completed=done, text=text, deadline=deadline)
 
     def __enter__(self) -> Any:
         self._bar.start()
+        if self._lines is not None:
+            self._lines.__enter__()
         return self
 
     def __exit__(self, *details: object) -> None:
+        if self._lines is not None:
+            self._lines.__exit__(*details)
         self._bar.stop()
 
 
@@ -164,7 +190,7 @@ class PartProgress(Bar):
 
     def __call__(self, done: float, text: str) -> None:
         elapsed = max(time.monotonic() - self._begun, 0.1)
-        self.show(text, left=elapsed * (1 - done) / done)
+        self.show(text, left=elapsed * (1 - done) / done if done else None)
 
 
 class TrainingProgress(Bar):

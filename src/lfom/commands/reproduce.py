@@ -13,11 +13,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from lfom.commands.options import AsJson, Seed, print_json
+from lfom.commands.options import AsJson, Cluster, Seed, print_json
+from lfom.commands.telling import telling
+from lfom.core import checks
 from lfom.core.checks import InputError
+from lfom.started import INTERRUPTED
 
 FAILURES = ("refused", "damaged", "failed")
-COLOURS = {"holds": "green", "partly": "yellow", "fails": "red"}
+COLOURS = {"holds": "green", "partly": "yellow", "fails": "red", "measured": "blue"}
 
 
 def reproduce_command(
@@ -31,32 +34,38 @@ def reproduce_command(
     force: Annotated[bool, typer.Option("--force", help="Replace finished results.")] = False,
     seed: Seed = 0,
     seeds: Annotated[str, typer.Option(help="Several, as 0,1,2: verdicts are counted over them.")] = "",
+    cluster: Cluster = None,
     as_json: AsJson = False,
 ) -> None:
     """The paper's figures from nothing: results, plots, verdicts and results/report.html."""
     from lfom.reproduction import Interrupted, reproduce
 
-    every = _numbers(seeds) if seeds else [seed]
+    every = [
+        checks.seed("--seeds" if seeds else "--seed", one) for one in (_numbers(seeds) if seeds else [seed])
+    ]
     console, begun = Console(stderr=True), time.perf_counter()
     if console.is_terminal:
         console.print(
             "All our experiments take about 10 minutes on two cores with --preset quick, for each seed; finished ones "
             "are kept, and Ctrl-C loses only the two that are running."
         )
-    with console.status("starting") as status:
-
-        def say(text: str) -> None:
-            status.update(f"[{time.perf_counter() - begun:5.0f} s] {text}")
-
+    with telling("starting") as say:
         try:
             done = reproduce(
-                experiments or [], out, preset=preset, training=training, force=force, seed=every, say=say
+                experiments or [],
+                out,
+                preset=preset,
+                training=training,
+                force=force,
+                seed=every,
+                say=say,
+                cluster=cluster,
             )
         except KeyboardInterrupt as stop:
             console.print(f"stopped; finished experiments are in {out}. Go on with the same command.")
             if not isinstance(stop, Interrupted) or stop.running:
-                os._exit(130)  # threads cannot be stopped, and files are only ever written whole
-            raise typer.Exit(130) from None
+                os._exit(INTERRUPTED)  # threads cannot be stopped, and files are only ever written whole
+            raise typer.Exit(INTERRUPTED) from None
     shown = [item.name for item in done if item.status in ("made", "kept") and item.seed == every[0]]
     claims = [
         (name, claim)
@@ -79,6 +88,8 @@ def _numbers(seeds: str) -> list[int]:
 
 
 def _show(done: list[Any], claims: list[tuple[str, Any]], out: Path, seconds: float) -> None:
+    from lfom.report.figures import WITHOUT, can_draw
+
     console = Console()
     table = Table("claim", "experiment", "verdict")
     for name, claim in claims:
@@ -92,6 +103,8 @@ def _show(done: list[Any], claims: list[tuple[str, Any]], out: Path, seconds: fl
             console.print(f"[red]{item.name}{seed} {item.status}:[/] {escape(item.message)}", highlight=False)
         if item.status == "empty":
             console.print(f"{item.name}{seed} has nothing to show for this --training.", highlight=False)
+    if not can_draw():
+        console.print(f"Note: {WITHOUT}.", highlight=False, markup=False)
     ends = Counter(item.status for item in done)
     counts = ", ".join(f"{ends[status]} {status}" for status in ("made", "kept", *FAILURES) if ends[status])
     console.print(f"{counts or 'nothing made'} in {seconds:.0f} s. Report: {out / 'report.html'}")

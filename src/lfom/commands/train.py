@@ -14,10 +14,11 @@ import typer
 from rich.console import Console
 
 from lfom.commands.evaluate import print_scores, reference_name, score_rows
-from lfom.commands.options import With, option, print_json, types_of
+from lfom.commands.hosts import SCALE, Coordinator, Devices, Hosts, Process, Processes, placed, same_file
+from lfom.commands.options import With, given, option, print_json, types_of
 from lfom.commands.problem_files import check_out, load_checkpoint
-from lfom.commands.progress import PartProgress, TrainingProgress, estimate, stages
-from lfom.core import checks
+from lfom.commands.progress import PartProgress, TrainingProgress, check_affordable, estimate, stages
+from lfom.core import checks, room
 from lfom.core.archive import LICENCE, versions
 from lfom.core.checks import InputError
 from lfom.core.files import remove_partial
@@ -28,6 +29,7 @@ from lfom.files import save
 from lfom.limits.optimum import exact_optimum
 from lfom.methods.memformer import GAMMAS, MEMORIES, PRECONDITIONERS, memformer
 from lfom.prompts.distributions import PUBLISHED_SPECTRUM, TEXT_SPECTRUM
+from lfom.started import INTERRUPTED
 from lfom.training.adam import Adam
 from lfom.training.checkpoints import OPTIMISERS, Checkpoint, key_for, regressions, seed_number
 from lfom.training.fitting import FROM_RANDOM, default_optimiser, fit, trained_view
@@ -36,8 +38,15 @@ from lfom.training.state import Diverged, State
 
 SPECTRA = {"published": PUBLISHED_SPECTRUM, "text": TEXT_SPECTRUM}
 KIND = {"joint": "with any P and Q", "tokens": "on tokens"}
-WITH_RESUME = {"resume", "out", "force", "as_json", "prompts", "with_"}  # the rest is in the checkpoint
-INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+WITH_RESUME = {
+    "resume",
+    "out",
+    "force",
+    "as_json",
+    "prompts",
+    "with_",
+    *SCALE,
+}  # the rest is in the checkpoint
 
 
 def _adam(text: str, name: str) -> str:
@@ -96,11 +105,17 @@ def train_command(
     with_: With = None,
     licence: Annotated[str, option("Licence of the checkpoint, as an SPDX name.", "Output")] = LICENCE,
     as_json: Annotated[bool, option("Print JSON instead of a table.", "Output", "--json")] = False,
+    devices: Devices = None,
+    hosts: Hosts = False,
+    coordinator: Coordinator = None,
+    processes: Processes = None,
+    process: Process = None,
 ) -> None:
     """Train a model; a checkpoint is kept after every pass, and Ctrl-C loses nothing."""
-    given = {name for name in context.params if _given(context, name)}
+    placed(devices, hosts, coordinator, processes, process)
+    said = {name for name in context.params if given(context, name)}
     if resume is not None:
-        checkpoint, licence = _resumed(resume, given, prompts, with_)
+        checkpoint, licence = _resumed(resume, said, prompts, with_)
         path = resume if out is None else out
         if path.resolve() != resume.resolve():
             _writable(path, force, with_)
@@ -127,6 +142,9 @@ def train_command(
         how = _optimiser(optimiser, adam, view) or default_optimiser(model, kinds[0])
         how.check_view(view)
         checkpoint = Checkpoint(model, data, wanted, kinds, how, seed, checks.count("prompts", prompts))
+        scored = 4.0 * (data.runs or 1) * prompts * len(wanted)
+        room.fits(f"prompts is {prompts}", scored, "Score on fewer.")
+        check_affordable(checkpoint.phases, len(eigenvalues), wanted, data.runs or 1)
         path = Path("model.safetensors") if out is None else out
         _writable(path, force, with_)
     job = Job(checkpoint, path, licence, as_json, Console(stderr=True), with_ or [])
@@ -279,7 +297,7 @@ def _resumed(path: Path, given: set[str], prompts: int, with_: list[Path] | None
             f"{names} cannot be combined with --resume: the checkpoint says how it is trained. Leave them "
             "out, or start a new training without --resume."
         )
-    checkpoint, facts = load_checkpoint(path, types_of(with_))
+    checkpoint, facts = load_checkpoint(same_file(path), types_of(with_))
     if "prompts" in given:
         checkpoint = replace(checkpoint, prompts=checks.count("prompts", prompts))
     now = versions()
@@ -306,11 +324,6 @@ def _finite(state: State) -> None:
 
 def _writable(path: Path, force: bool, inputs: list[Path] | None) -> None:
     check_out(path, force, "model.safetensors", f"--resume {path} to go on with it, ", inputs=inputs or [])
-
-
-def _given(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
 
 
 def _program() -> list[str]:

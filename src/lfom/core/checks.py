@@ -1,7 +1,9 @@
 """Input checks: each error names the argument, its value, the rule it breaks and a remedy."""
 
 import difflib
+import math
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -42,6 +44,89 @@ def _readable(name: str, value: object) -> np.ndarray:
             f"{name} cannot be read as one array ({error}): pass an array or a list of "
             "equally long lists of numbers."
         ) from None
+
+
+def shown(value: object) -> str:
+    """A value in a sentence: itself where that is short, else what it is.
+
+    >>> shown(-1), shown("adam"), shown([0.0] * 100)
+    ('-1', "'adam'", 'a list')
+    """
+    short = isinstance(value, int | float | complex | str | bytes | None) or (
+        isinstance(value, list | tuple | dict) and len(value) < 6
+    )
+    text = repr(value) if short else ""
+    kind = type(value).__name__ if not isinstance(value, type) else f"class {value.__name__}"
+    return text if text and len(text) <= 80 else f"a{'n' * (kind[0] in 'aeiouAEIOU')} {kind}"
+
+
+def instance(name: str, value: Any, kinds: Any, wanted: str) -> Any:
+    """`value` if it is one of these kinds; else an error. wanted: what to pass, as the end of a sentence."""
+    if isinstance(value, kinds):
+        return value
+    raise InputError(f"{name} is {shown(value)}: it must be {wanted}.")
+
+
+def has(value: Any, *names: str) -> bool:
+    """Whether it is no class, and has all of these."""
+    return not isinstance(value, type) and all(hasattr(value, name) for name in names)
+
+
+def random_key(name: str, value: Any) -> Any:
+    """A random key of JAX, or one as it was written before (two numbers of uint32)."""
+    dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
+    typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+    if isinstance(value, Array) and ((typed and shape == ()) or (dtype == jnp.uint32 and shape == (2,))):
+        return value
+    seed = value if type(value) is int and 0 <= value < 2**32 else 0
+    raise InputError(f"{name} is {shown(value)}: it must be one random key. Pass jax.random.key({seed}).")
+
+
+def seed(name: str, value: object) -> int:
+    """A whole number of at least 0 that fits in 32 bits."""
+    if count(name, value, 0) >= 2**32:
+        raise InputError(f"{name} is {value}: it must be below 2^32 = {2**32}. Pass a smaller number.")
+    return int(value)  # type: ignore[call-overload]
+
+
+def number(name: str, value: object) -> float:
+    """One finite number, as a float."""
+    found = real_array(name, value, ())
+    return float(found)
+
+
+def flag(name: str, value: object) -> bool:
+    """True or False."""
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    raise InputError(f"{name} is {shown(value)}: it must be True or False. Pass one of them.")
+
+
+def function(name: str, value: Any, wanted: str) -> Any:
+    """Something that can be called, or None. wanted: of what, as the end of a sentence."""
+    if value is None or (callable(value) and not isinstance(value, type)):
+        return value
+    raise InputError(f"{name} is {shown(value)}: it must be {wanted}, or None.")
+
+
+def precision(name: str, value: Any) -> Any:
+    """A floating-point dtype that is computed in."""
+    try:
+        found = jnp.dtype(value)
+    except TypeError:
+        found = None
+    if value is not None and found in (np.float32, np.float64):
+        return found
+    raise InputError(f"{name} is {shown(value)}: it must be float32 or float64. Pass 'float32', for example.")
+
+
+def file_path(name: str, value: Any) -> Path:
+    """The path of a file."""
+    if isinstance(value, str | Path) and str(value) and "\0" not in str(value):
+        return Path(value)
+    raise InputError(
+        f"{name} is {shown(value)}: it must be the path of a file. Pass a text or a pathlib.Path."
+    )
 
 
 def axes(name: str, value: object) -> int:
@@ -156,6 +241,12 @@ def positive(name: str, value: object, shape: tuple[int | None, ...] = ()) -> Ar
     return array
 
 
+def above_zero(name: str, value: object) -> None:
+    """The same of an option, without an array: JAX's backend sleeps until something is computed, also while lfom is imported."""
+    if not (isinstance(value, int | float) and 0 < value < math.inf):
+        positive(name, value)
+
+
 def non_negative(name: str, value: object) -> Array:
     array = real_array(name, value, ())
     if is_concrete(array) and float(array) < 0:
@@ -167,10 +258,12 @@ def count(name: str, value: object, minimum: int = 1) -> int:
     """A whole number, at least `minimum`."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise InputError(
-            f"{name} is {value!r}: it must be a whole number of at least {minimum}. Pass an int."
+            f"{name} is {shown(value)}: it must be a whole number of at least {minimum}. Pass an int."
         )
     if value < minimum:
         raise InputError(f"{name} is {value}: it must be at least {minimum}. Pass {minimum} or more.")
+    if value >= 2**63:
+        raise InputError(f"{name} is beyond 64 bits: it must be below 2^63. Pass a smaller number.")
     return int(value)
 
 
@@ -227,11 +320,13 @@ def probabilities(name: str, value: object) -> Array:
     return array
 
 
-def known(name: str, value: str, choices: Iterable[str]) -> str:
+def known(name: str, value: Any, choices: Iterable[str]) -> str:
     """`value` if it is one of `choices`; otherwise an error with the nearest names."""
     options = list(choices)
-    if value in options:
+    if isinstance(value, str) and value in options:
         return value
+    if not isinstance(value, str):
+        raise InputError(f"{name} is {shown(value)}: it must be a text. Pass one of {', '.join(options)}.")
     near = difflib.get_close_matches(str(value), options, n=3, cutoff=0.4)
     hint = f"Did you mean {' or '.join(near)}?" if near else f"Known: {', '.join(options)}."
     raise InputError(f"unknown {name} {value!r}. {hint}")

@@ -25,6 +25,7 @@ from lfom.core.arrays import pad_axes
 from lfom.core.checks import InputError
 from lfom.core.parameters import parameter
 from lfom.core.states import Columns, Direction, NoSuchView, Track, no_view, views_of
+from lfom.core.words import brief
 
 DIFFERS = " (a Gamma that differs between context tokens needs them all, docs/mathematics.md 2.5; Pair has one value for the context and one for the query)"
 
@@ -40,6 +41,8 @@ class Coefficient(eqx.Module):
     >>> Half().views
     ('tokens',)
     """
+
+    __repr__ = brief
 
     views: ClassVar[tuple[str, ...]] = ("tokens",)
     splits: ClassVar[bool] = True

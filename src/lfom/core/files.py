@@ -6,13 +6,16 @@ import tempfile
 from pathlib import Path
 
 from lfom.core.checks import InputError
+from lfom.core.hosts import writes
 
 PARTIAL = ".partial"  # how the name of a file ends while it is written
 
 
 def write_whole(path: Path, content: bytes) -> None:
     """Write beside `path`, then rename: at any moment, also after a loss of power, `path` holds the old file
-    or the new one, whole."""
+    or the new one, whole. Of several processes that work together the first one writes."""
+    if not writes():
+        return
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=PARTIAL)
         temporary = Path(name)
@@ -35,6 +38,8 @@ def write_whole(path: Path, content: bytes) -> None:
 
 def remove_partial(path: Path) -> None:
     """Remove what was left of `path` by programs that were killed while they wrote it."""
+    if not writes():
+        return
     for left in path.parent.glob(f".{glob.escape(path.name)}.*{PARTIAL}"):
         left.unlink(missing_ok=True)
 

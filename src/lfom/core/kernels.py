@@ -105,7 +105,7 @@ class GaussianKernel(Kernel):
         self.__check_init__()
 
     def __check_init__(self) -> None:
-        checks.positive("width", self.width)
+        checks.above_zero("width", self.width)
 
     def __call__(self, inner: Array, left: Array, right: Array) -> Array:
         return jnp.exp((inner - (left + right) / 2) / self.width**2)
@@ -144,8 +144,10 @@ def as_kernel(kernel: Any) -> Kernel:
     """What a user hands over: a kernel, or the name of one."""
     if isinstance(kernel, str):
         return KERNELS[checks.known("kernel", kernel, KERNELS)]
-    if not callable(kernel) or isinstance(kernel, type):
-        raise InputError(f"kernel is {kernel!r}: pass a Kernel, or one of the names {', '.join(KERNELS)}.")
+    if not checks.has(kernel, "between", "semidefinite"):
+        raise InputError(
+            f"kernel is {checks.shown(kernel)}: pass a Kernel, or one of the names {', '.join(KERNELS)}."
+        )
     return kernel
 
 

@@ -27,6 +27,7 @@ from lfom.core.coefficients import Coefficient, Pair, Scalar
 from lfom.core.parameters import parameter, part
 from lfom.core.problems import Problem
 from lfom.core.states import VIEWS
+from lfom.core.words import brief
 
 
 class Memory(eqx.Module):
@@ -43,6 +44,8 @@ class Memory(eqx.Module):
     >>> lfom.Method(gradient, Twice(), 3).depth
     3
     """
+
+    __repr__ = brief
 
     linear: ClassVar[bool] = True
 

@@ -13,13 +13,14 @@ from jax import Array
 from jaxtyping import Float
 
 from lfom.core.arrays import as_array, numpy_or_jax, on_host
-from lfom.core.checks import InputError, known
+from lfom.core.checks import InputError, instance, known
 from lfom.core.kernels import Kernel
 from lfom.core.memories import Memory
 from lfom.core.parameters import dimension, parameter, part
 from lfom.core.problems import Problem, Quadratic
 from lfom.core.readers import Reader
 from lfom.core.states import Direction, Track, common, common_views, one_kernel
+from lfom.core.words import brief
 
 GATINGS = ("free", "softmax", "hard")
 LOGIT = 4.0  # where softmax gates start for a single expert: near the corner, and still movable
@@ -32,6 +33,8 @@ class Learned(eqx.Module):
     lfom.solving.systems.gauge). structure, kind, record, certificate, bound: see lfom.solving. shape: of the
     unknowns. floor: the smallest tolerance that this precision reaches on this family.
     """
+
+    __repr__ = brief
 
     range: Float[Array, "3"]
     structure: Any = eqx.field(static=True)
@@ -263,6 +266,26 @@ class Algorithm(eqx.Module):
 
         return solve(self, problems, steps, tolerance, start)
 
+    def map_blocks(
+        self,
+        sides: Any,
+        *,
+        X: Any = None,
+        A: Any = None,
+        ridge: float = 0.0,
+        steps: int | None = None,
+        tolerance: float | None = None,
+    ) -> Any:
+        """Solve the problems of a Dask array, block by block: `value` (problems, d) and `status` (problems,), both Dask arrays.
+
+        sides: y (problems, n) with X, or b (problems, d) with A, with blocks along the axis of problems. X (n, d) or A (d, d):
+        one array that all problems share, or a Dask array with an axis of problems before it. ridge, steps, tolerance:
+        as in LeastSquaresProblems and `solve`. The method travels as the bytes of its file.
+        """
+        from lfom.scale.blocks import map_blocks
+
+        return map_blocks(self, sides, X, A, ridge, steps, tolerance)
+
     def astype(self, dtype: Any) -> "Algorithm":
         """The same method in another precision."""
         from lfom.solving.solve import in_precision
@@ -282,8 +305,15 @@ class Algorithm(eqx.Module):
         return exported(self)
 
 
+def a_method(name: str, value: Any) -> Any:
+    """`value` where it is a method."""
+    return instance(name, value, Algorithm, "a method such as lfom.memformer(5, 4, key=jax.random.key(0))")
+
+
 class OneStep(Algorithm):
     """What answers at once, from all of a problem: optima and exact solutions, to be scored beside methods."""
+
+    __repr__ = brief
 
     @property
     def depth(self) -> int:

@@ -229,12 +229,13 @@ def dimension(tree: Any) -> int | None:
     return known.get("d", known.get("size"))
 
 
-def check_dimension(tree: Any, d: int) -> None:
-    """A method for another number of covariates than the prompts have."""
-    found = dimension(tree)
+def check_dimension(tree: Any, d: int, name: str = "the model", stacked: bool = False) -> None:
+    """A method for another number of covariates than the prompts have. stacked: it is one of several runs, with their
+    axis in front, and is looked at by its shapes where it is run."""
+    found = None if stacked else dimension(tree)
     if found is not None and found != d:
         raise InputError(
-            f"the prompts have d = {d} covariates and the model d = {found}: pass prompts of that dimension, or build a "
+            f"the prompts have d = {d} covariates and {name} d = {found}: pass prompts of that dimension, or build a "
             "model for this one."
         )
 

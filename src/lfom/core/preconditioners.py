@@ -37,6 +37,7 @@ from lfom.core.arrays import (
 )
 from lfom.core.checks import InputError
 from lfom.core.parameters import parameter
+from lfom.core.words import brief
 
 
 class Preconditioner(eqx.Module):
@@ -53,6 +54,8 @@ class Preconditioner(eqx.Module):
     >>> Doubled().transposed_times(jnp.ones(2)).tolist()
     [2.0, 2.0]
     """
+
+    __repr__ = brief
 
     one_matrix: ClassVar[bool] = False
     definite: ClassVar[bool] = False

@@ -37,6 +37,7 @@ from lfom.core.arrays import (
 )
 from lfom.core.checks import InputError
 from lfom.core.states import Columns, Direction, Iterate, Track
+from lfom.core.words import brief
 
 
 class Problem(eqx.Module):
@@ -50,6 +51,8 @@ class Problem(eqx.Module):
     >>> isinstance(problem, lfom.Problem), problem.unknowns()
     (True, 2)
     """
+
+    __repr__ = brief
 
     prompts_last: ClassVar[bool] = False
     is_quadratic: ClassVar[bool] = False

@@ -26,6 +26,7 @@ from lfom.core.kernels import Kernel
 from lfom.core.parameters import parameter, part
 from lfom.core.preconditioners import Full, Preconditioner
 from lfom.core.states import Columns, Direction, Iterate, Track, common_views, no_view, one_kernel, views_of
+from lfom.core.words import brief
 
 
 def attention(P: Array, Q: Array, Z: Array) -> Array:
@@ -54,6 +55,8 @@ class Reader(eqx.Module):
     >>> Nothing().views
     ('tokens',)
     """
+
+    __repr__ = brief
 
     @property
     def views(self) -> tuple[str, ...]:

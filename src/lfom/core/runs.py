@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from lfom.core.arrays import as_array
-from lfom.core.checks import InputError
+from lfom.core.checks import InputError, shown
 
 
 def _on_arrays(work: Callable[..., np.ndarray], items: Sequence[Any]) -> Any:
@@ -64,9 +64,17 @@ class PerRun(eqx.Module):
     (3, True)
     """
 
+    def __repr__(self) -> str:
+        runs = "any number of runs" if self.runs is None else f"{self.runs} run{'s' * (self.runs > 1)}"
+        return f"PerRun({runs} of {type(self.stacked).__name__})"
+
     stacked: Any
 
     def __init__(self, items: Any):
+        if not isinstance(items, list | tuple | eqx.Module) and not _numbers(items):
+            raise InputError(
+                f"items is {shown(items)}: it must be a list with one model, distribution or batch per run."
+            )
         self.stacked = stack(_alike(items)) if isinstance(items, list | tuple) else items
 
     @property
@@ -86,6 +94,12 @@ class PerRun(eqx.Module):
     def map(self, work: Callable[[Any], Any]) -> "PerRun":
         """work(one) of every run, in one vmapped call."""
         return PerRun(jax.vmap(work)(self.stacked))
+
+
+def _numbers(tree: Any) -> bool:
+    """Whether it is made of arrays."""
+    leaves = jax.tree.leaves(tree)
+    return bool(leaves) and all(np.dtype(getattr(leaf, "dtype", "U1")).kind not in "USO" for leaf in leaves)
 
 
 def joined(groups: Sequence[PerRun]) -> PerRun:

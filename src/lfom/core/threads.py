@@ -8,6 +8,7 @@ import collections
 import contextlib
 import itertools
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -17,6 +18,14 @@ import jax
 from lfom.core.devices import used
 
 AHEAD = 4  # pieces that are begun or done for each thread before their results are asked for
+
+
+_in_pool = threading.local()
+
+
+def is_worker() -> bool:
+    """Whether this is one of the threads of `in_threads`."""
+    return getattr(_in_pool, "here", False)
 
 
 def cores() -> int:
@@ -36,6 +45,7 @@ def in_threads(
 
     def in_same_setting(item: Any) -> Any:
         """The settings of `with` blocks belong to their thread."""
+        _in_pool.here = True
         device = next(turns)
         place = contextlib.nullcontext() if device is None else jax.default_device(device)
         with jax.enable_x64(double), place:

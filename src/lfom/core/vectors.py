@@ -124,13 +124,14 @@ def vector_of(model: Any) -> np.ndarray:
 def from_vector(model: Any, vector: np.ndarray, *, on_device: bool = True) -> Any:
     """The model with these numbers, put together on the host; it may stay there. Further axes of `vector`
     become last axes of every array."""
-    arrays, static = eqx.partition(model, eqx.is_array)
-    leaves, structure = jax.tree.flatten(arrays)
-    parts = np.split(np.asarray(vector), np.cumsum([leaf.size for leaf in leaves])[:-1])
+    leaves, structure = jax.tree.flatten(model)
+    places = [place for place, leaf in enumerate(leaves) if eqx.is_array(leaf)]
+    parts = np.split(np.asarray(vector), np.cumsum([leaves[place].size for place in places])[:-1])
     last = np.shape(vector)[1:]
-    shaped: list[Any] = [part.reshape((*leaf.shape, *last)) for part, leaf in zip(parts, leaves, strict=True)]
-    shaped = [as_array(part) for part in shaped] if on_device else shaped
-    return eqx.combine(jax.tree.unflatten(structure, shaped), static)
+    for place, part in zip(places, parts, strict=True):
+        shaped = part.reshape((*leaves[place].shape, *last))
+        leaves[place] = as_array(shaped) if on_device else shaped
+    return jax.tree.unflatten(structure, leaves)
 
 
 KINDS = ("A", "B", "coefficients", "gates")  # those of the paper's models; a class may have one of its own

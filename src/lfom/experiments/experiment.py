@@ -42,6 +42,9 @@ class Experiment:
     trainings: Mapping[str, Training] = TRAININGS
     file: str = ""  # that it was found in, if it is a user's
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(name={self.name!r})"
+
     @property
     def source(self) -> str:
         """What tells one version of a user's file from another; of ours the version of lfom does."""

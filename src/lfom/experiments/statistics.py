@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lfom.report.results import Claim
+from lfom.report.results import MEASURED, Claim
 from lfom.training import Score
 
 
@@ -101,6 +101,10 @@ class Claims(list[Claim]):
 
     def add(self, id: str, text: str, found: Finding, section: str = "") -> None:
         self.append(Claim(id, text, section or self.section, found.rule, verdict(*found.met), found.evidence))
+
+    def measure(self, id: str, text: str, how: str, evidence: str, section: str = "") -> None:
+        """A number that stands beside the claims without a verdict."""
+        self.append(Claim(id, text, section or self.section, how, MEASURED, evidence))
 
     def test(
         self,

@@ -19,6 +19,7 @@ from lfom.core.compiler import jit_draws
 from lfom.core.methods import Algorithm
 from lfom.core.runs import PerRun, by_run, fingerprint
 from lfom.core.threads import in_threads
+from lfom.core.words import brief
 from lfom.experiments.rows import Curves, by_depth
 from lfom.limits.optimum import exact_optimum, sampled_optima
 from lfom.methods import classical
@@ -113,6 +114,8 @@ class Outcome:
     3
     """
 
+    __repr__ = brief
+
     rows: list[Row]
     claims: list[Claim]
     main: list[str] = field(default_factory=list)  # "curve|training" keys that the PNG shows
@@ -140,13 +143,18 @@ class Workbench:
         say: Callable[[str], None] | None = None,
         trainings: Mapping[str, Training] = TRAININGS,
     ):
-        self.preset = PRESETS[preset]
-        self.key = jax.random.key(seed)
-        self.runs = runs
+        self.preset = PRESETS[checks.known("preset", preset, PRESETS)]
+        self.key = jax.random.key(checks.seed("seed", seed))
+        self.runs = checks.count("runs", runs)
+        checks.function("say", say, "a function of a text")
+        checks.instance("trainings", trainings, Mapping, "trainings by name, such as {'mine': lfom.Adam()}")
         self.say = say or (lambda text: None)
         self.trainings = trainings
         self._kept: dict[Any, Any] = {}
         self._locks: dict[Any, Any] = {}
+
+    def __repr__(self) -> str:
+        return f"Workbench(preset={self.preset.name!r}, runs={self.runs}, trainings={list(self.trainings)})"
 
     def with_trainings(self, trainings: Mapping[str, Training]) -> "Workbench":
         """The same workbench, with all that it keeps, for an experiment with these trainings."""

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 from jax import Array
-from sklearn.datasets import load_sample_images
 
 from lfom.core.arrays import numpy_or_jax
+from lfom.core.extras import needed
 from lfom.families.family import PARTS, Family, rounded
 from lfom.solving.linear_systems import LinearSystems
 
@@ -57,7 +57,8 @@ def spectrum_of(kernel: np.ndarray) -> np.ndarray:
 
 @cache
 def _photographs() -> dict[str, np.ndarray]:
-    grey = [image.mean(axis=-1) / 255 for image in load_sample_images().images]
+    loaded = needed("sklearn.datasets", "the family deblurring")
+    grey = [image.mean(axis=-1) / 255 for image in loaded.load_sample_images().images]
     return dict(zip(PARTS, grey, strict=True))
 
 

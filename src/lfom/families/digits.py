@@ -9,8 +9,8 @@ from functools import cache
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from sklearn.datasets import load_digits
 
+from lfom.core.extras import needed
 from lfom.families.family import Family, rounded, split
 from lfom.solving.convex_losses import ConvexLosses
 
@@ -27,7 +27,7 @@ def loss(w: Array, data: dict[str, Array]) -> Array:
 
 @cache
 def _table() -> tuple[np.ndarray, np.ndarray]:
-    table = load_digits()
+    table = needed("sklearn.datasets", "the family digits").load_digits()
     return np.column_stack([table.data / 16, np.ones(len(table.data))]), table.target
 
 

@@ -9,8 +9,8 @@ correlated in every group, which is what a method can learn.
 from functools import cache
 
 import numpy as np
-from sklearn.datasets import load_breast_cancer
 
+from lfom.core.extras import needed
 from lfom.families.family import Family, rounded, split
 from lfom.solving.regressions import LeastSquaresProblems
 
@@ -20,7 +20,7 @@ RIDGE = 0.01
 
 @cache
 def _table() -> tuple[np.ndarray, np.ndarray]:
-    table = load_breast_cancer()
+    table = needed("sklearn.datasets", "the family table").load_breast_cancer()
     X = (table.data - table.data.mean(axis=0)) / table.data.std(axis=0)
     return X, 2.0 * table.target - 1.0
 

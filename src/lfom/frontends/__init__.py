@@ -6,6 +6,8 @@ Each is imported when it is first asked for, so that nobody waits for a library 
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from lfom.core.extras import missing
+
 if TYPE_CHECKING:
     from lfom.frontends.estimator import InContextRegressor
     from lfom.frontends.linear_solver import LearnedSolver
@@ -22,4 +24,7 @@ _HOME = {
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"lfom.frontends has no {name!r}; it has {', '.join(__all__)}.")
-    return getattr(importlib.import_module(f"lfom.frontends.{_HOME[name]}"), name)
+    try:
+        return getattr(importlib.import_module(f"lfom.frontends.{_HOME[name]}"), name)
+    except ModuleNotFoundError as error:
+        raise missing(error.name or "", f"lfom.frontends.{name}") from None

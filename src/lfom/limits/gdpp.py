@@ -23,6 +23,7 @@ from lfom.core.methods import Method
 from lfom.core.preconditioners import Scaled, Shared
 from lfom.core.readers import Gradient
 from lfom.core.vectors import vector_of
+from lfom.core.words import brief
 from lfom.limits.spectral import NumberFit, Spectra, fitted_depths, in_float64, sampled_spectra
 from lfom.prompts.distributions import Distribution
 
@@ -36,6 +37,8 @@ class FittedOptimum(eqx.Module):
     error of that; prompts: how many were drawn for it, of which some are used (`sampled_spectra`). They also chose
     among the few valleys that it might have ended in.
     """
+
+    __repr__ = brief
 
     method: Method
     loss: float = eqx.field(static=True)

@@ -19,17 +19,21 @@ from jax import Array
 from jaxtyping import Float, PRNGKeyArray
 from numpy.polynomial import Polynomial
 
-from lfom.core import checks
+from lfom.core import checks, room
 from lfom.core.arrays import as_array, default_dtype, matvec
 from lfom.core.checks import InputError
 from lfom.core.compiler import jit_draws
 from lfom.core.kernels import Kernel, as_kernel
 from lfom.core.methods import OneStep
 from lfom.core.problems import Quadratic
+from lfom.core.words import brief
 from lfom.limits.gdpp import FittedOptimum, gdpp_optima
 from lfom.limits.krylov import moments
-from lfom.prompts.distributions import Distribution
+from lfom.prompts.distributions import Distribution, a_distribution
 
+PER_PROMPT = 1e5  # operations to draw one and to add its moments, at the least
+MOST_EXACT = 50  # layers
+IN_SINGLE = 10  # layers up to which its powers can be run in float32: at 15 rounding is most of the loss
 PILOT = 1_000  # prompts that tell how large eigenvalues are
 
 
@@ -41,6 +45,8 @@ class Optimum(eqx.Module):
     loss: the mean loss; stderr: its standard error, 0 where the moments are exact; prompts:
     the number behind it, 0 where they are exact.
     """
+
+    __repr__ = brief
 
     polynomial: tuple[float, ...] = eqx.field(static=True)
     loss: float = eqx.field(static=True)
@@ -129,6 +135,11 @@ def exact_optimum(d: int, n: int, depth: int) -> Optimum:
     -1.0182
     """
     d, n, depth = checks.count("d", d), checks.count("n", n), checks.count("depth", depth)
+    if depth > MOST_EXACT:
+        raise InputError(
+            f"depth is {depth}: rational arithmetic takes half a minute for 60 layers, and more with the fourth power, so "
+            f"that at most {MOST_EXACT} are computed. Use sampled_optimum, or fewer layers."
+        )
     moments = [Fraction(d)] + [wishart_moment(k, d, n) / Fraction(n) ** k for k in range(1, 2 * depth + 1)]
     # minimise sum_ij p_i p_j m_{i+j} with p_0 = 1
     matrix = [[moments[i + j] for j in range(1, depth + 1)] for i in range(1, depth + 1)]
@@ -144,7 +155,8 @@ def with_preconditioner(optimum: Optimum, preconditioner: Array | None) -> Optim
 
 def wishart_moment(k: int, d: int, n: int) -> Fraction:
     """E tr W^k for W = X X^T with standard normal X (d, n): the sum over partitions of k in
-    docs/mathematics.md 3, with c(s) = 2(j-1) - (i-1) for the box s = (i, j), arm a and leg l.
+    docs/mathematics.md 3, with c(s) = 2(j-1) - (i-1) for the box s = (i, j), arm a and leg l. The box (3, 2) has c = 0, so that
+    only partitions without it count: k^2 / 4 of them and not exp(sqrt(k)).
 
     >>> wishart_moment(1, 5, 20)
     Fraction(100, 1)
@@ -152,14 +164,13 @@ def wishart_moment(k: int, d: int, n: int) -> Fraction:
     total = Fraction(0)
     for parts in _partitions(k):
         columns = [sum(part > j for part in parts) for j in range(parts[0])]
-        term = Fraction(1)
+        above = below = 1
         for i, part in enumerate(parts):
             for j in range(part):
                 c, arm, leg = 2 * j - i, part - j - 1, columns[j] - i - 1
-                if (i, j) != (0, 0):
-                    term *= c
-                term *= Fraction((d + c) * (n + c), (2 * arm + leg + 1) * (2 * arm + leg + 2))
-        total += term
+                above *= (c if (i, j) != (0, 0) else 1) * (d + c) * (n + c)
+                below *= (2 * arm + leg + 1) * (2 * arm + leg + 2)
+        total += Fraction(above, below)
     return 2 * k * total
 
 
@@ -221,6 +232,22 @@ def sampled_optimum(
     >>> abs(found.log_loss - lfom.exact_optimum(d=2, n=6, depth=2).log_loss) < 0.2
     True
     """
+    a_distribution("distribution", distribution)
+    checks.random_key("key", key)
+    depth = checks.count("depth", depth)
+    checks.flag("covariates", covariates)
+    chunk = None if chunk is None else checks.count("chunk", chunk)
+    if prompts is not None:
+        said = f"prompts is {checks.count('prompts', prompts)}"
+        room.in_time(said, prompts * PER_PROMPT, "Pass fewer.")
+        room.fits(said, 16.0 * prompts / (chunk or prompts), "Pass fewer, or draw more of them at once.")
+    if chunk is not None:
+        size = 4.0 * min(chunk, prompts or chunk) * distribution.dimension**2
+        room.fits(f"chunk is {chunk}", size, "Draw fewer at once.")
+    room.fits(f"depth is {depth}", 8.0 * depth**2, "Pass fewer layers.")
+    if preconditioner is not None:
+        d = distribution.dimension
+        checks.real_array("preconditioner", preconditioner, (d, d))
     options: dict[str, Any] = {"preconditioner": preconditioner}
     options |= {} if prompts is None else {"prompts": prompts}
     options |= {} if chunk is None else {"chunk": chunk}
@@ -302,12 +329,12 @@ def _polynomial(theta: np.ndarray, scale: float) -> tuple[float, ...]:
     return tuple(float(c) for c in np.pad(p, (0, len(theta) + 1 - len(p))))
 
 
-def _partitions(k: int, largest: int | None = None) -> Iterator[tuple[int, ...]]:
-    if k == 0:
-        yield ()
-    for part in range(min(k, k if largest is None else largest), 0, -1):
-        for rest in _partitions(k - part, part):
-            yield (part, *rest)
+def _partitions(k: int) -> Iterator[tuple[int, ...]]:
+    """Those of k whose third part is at most 1."""
+    yield (k,)
+    for first in range(1, k):
+        for second in range(1, min(first, k - first) + 1):
+            yield (first, second, *[1] * (k - first - second))
 
 
 def _solve(matrix: list[list[Fraction]], right: list[Fraction]) -> list[Fraction]:

@@ -18,8 +18,9 @@ import numpy as np
 
 from lfom.core.arrays import on_host
 from lfom.core.checks import InputError, known
-from lfom.core.methods import Algorithm
+from lfom.core.methods import Algorithm, a_method
 from lfom.core.readers import Reader
+from lfom.core.room import in_time
 from lfom.limits.semidefinite import Triangle, minimise
 from lfom.methods.optimal import smooth_class
 
@@ -34,6 +35,7 @@ SMALLEST = 1e-4  # unit of a second attempt, squared for lengths
 NEGLIGIBLE = (
     1e-4  # accuracy that is always enough: of what is so small beside the start, few digits can be had
 )
+PER_ENTRY = 0.3  # operations of the program, times the sixth power of the steps: its matrices have as many entries squared
 POINTS = 200  # quadratics that are tried
 ALIKE = 1e-5  # of matrices that are multiples of one
 
@@ -93,6 +95,10 @@ def worst_case(
     """
     known("measure", measure, MEASURES)
     known("start", start, STARTS)
+    a_method("method", method)
+    in_time(
+        f"a method of {method.depth} steps", PER_ENTRY * float(method.depth) ** 6, "Pass one of fewer steps."
+    )
     L, mu = smooth_class(smoothness, strong_convexity)
     H, preconditioned = points(method)
     found = largest_error(H * L, mu / L, measure, start)

@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float
 
-from lfom.core import checks
+from lfom.core import checks, room
 from lfom.core.arrays import as_array, numpy_or_jax, on_host, ones
 from lfom.core.checks import InputError
 from lfom.core.coefficients import CoordinateWise, Pair, Scalar
@@ -23,12 +23,14 @@ from lfom.core.preconditioners import Full, Identity, One, Preconditioner
 from lfom.core.readers import Gradient
 from lfom.prompts.prompt import Prompt, checked
 
+LISTED = 16.0  # numbers of a step in a list of Python take so much more
 APPENDIX_B = {"Nesterov": (0.03, 0.9), "momentum": (0.005, 0.9)}  # (eta, beta), eta without 1/n
 
 
 def _constant(name: str, value: Any, steps: int) -> Any:
     """A number for every step, from one number or from one per step. Tables of numbers are made by NumPy:
     each operation of JAX outside a compiled program would be compiled."""
+    room.layers("steps", steps)
     array = checks.real_array(name, value)
     if array.shape not in ((), (steps,)):
         raise InputError(f"{name} has shape {array.shape}: pass one number, or one per step ({steps}).")
@@ -131,6 +133,7 @@ def nesterov(eta: Any, beta: Any, steps: int) -> Method:
     steps = checks.count("steps", steps)
     eta, beta = _constant("eta", eta, steps), _constant("beta", beta, steps)
     # Rows of coefficients over the directions d_j = -grad R(v_j): w after k steps, and v_k.
+    room.table("steps", steps, 4.0)
     xp = numpy_or_jax(eta, beta)
     units = np.eye(steps, dtype=eta.dtype)
     w, v = [0 * units[0]], []
@@ -151,7 +154,7 @@ def chebyshev(lowest: float, highest: float, steps: int) -> Method:
     >>> lfom.chebyshev(1.0, 3.0, steps=1).memory.alpha.tolist()  # one step: to the middle
     [0.5]
     """
-    steps = checks.count("steps", steps)
+    steps = room.layers("steps", checks.count("steps", steps), LISTED)
     _check_interval(lowest, highest)
     centre, radius = (highest + lowest) / 2, (highest - lowest) / 2
     alpha, gamma = [1 / centre], [0.0]
@@ -165,6 +168,7 @@ def chebyshev(lowest: float, highest: float, steps: int) -> Method:
 
 def _check_interval(lowest: float, highest: float) -> None:
     checks.positive("lowest", lowest)
+    checks.positive("highest", highest)
     if not highest > lowest:
         raise InputError(
             f"highest is {highest}: it must be greater than lowest ({lowest}). For one eigenvalue, "
@@ -182,7 +186,8 @@ def conjugate_gradient(steps: int, preconditioner: Any = None, *, stop: float = 
     >>> bool(abs(found[-1] - prompts.target).max() < 1e-3)  # exact after d steps
     True
     """
-    steps = checks.count("steps", steps)
+    steps = room.layers("steps", checks.count("steps", steps))
+    checks.non_negative("stop", stop)
     A: Preconditioner = Identity()
     if preconditioner is not None:
         A = One(checks.symmetric("preconditioner", preconditioner))
@@ -223,6 +228,7 @@ def lfom_coefficients(method: Method) -> Float[Array, "steps steps d"]:
     >>> lfom.lfom_coefficients(lfom.momentum(0.5, 0.5, steps=2))[1, :, 0].tolist()
     [-0.75, -0.5]
     """
+    checks.instance("method", method, Method, "a method such as lfom.nesterov(0.3, 0.9, steps=4)")
     if not method.reader.one_matrix or dimension(method.reader) is not None:
         raise InputError(
             "equation 1.1 has diagonal coefficients: they exist for methods that read the plain "
@@ -251,6 +257,7 @@ def _matrices(name: str, value: Any, steps: int) -> Preconditioner:
         raise InputError(f"{name} has shape {array.shape}: pass (d, d), or one per step ({steps}, d, d).")
     if array.ndim == 3 and array.shape[0] != steps:
         raise InputError(f"{name} holds {array.shape[0]} matrices for {steps} steps: give one per step.")
+    room.layers("steps", steps, array.shape[-1] ** 2)
     known = on_host(array)
     return Full(as_array(numpy_or_jax(known).broadcast_to(known, (steps, *array.shape[-2:]))))
 

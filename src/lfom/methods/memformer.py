@@ -8,13 +8,13 @@ import numpy as np
 from jax import Array
 from jaxtyping import PRNGKeyArray
 
-from lfom.core import checks
+from lfom.core import checks, room
 from lfom.core.arrays import as_array, default_dtype, on_host, ones
 from lfom.core.checks import InputError
 from lfom.core.coefficients import Coefficient, CoordinateWise, Hadamard, Pair, Rows, Scalar, TokenWise
 from lfom.core.kernels import KERNELS, Kernel, as_kernel
 from lfom.core.memories import Bank, Conjugate, ConjugateBank, Forget, Memory, Register
-from lfom.core.methods import Algorithm, Method, Mixture
+from lfom.core.methods import GATINGS, Algorithm, Method, Mixture
 from lfom.core.preconditioners import Full, Identity, One, Preconditioner, Scaled, Shared
 from lfom.core.readers import (
     ActivatedAttention,
@@ -30,6 +30,7 @@ from lfom.core.readers import (
 CONJUGATE: dict[str, Any] = {"conjugate": Conjugate, "conjugate-bank": ConjugateBank}
 MEMORIES = ("none", "register", "bank", *CONJUGATE)
 PRECONDITIONERS = ("full", "shared", "scalar")
+PER_HEAD = 1e12  # operations: every head of a method is a part of each of its programs, which take seconds to compile
 PER_TOKEN = ("tokens", "hadamard")
 READERS = ("sparse", "linear", "softmax", "relu", "exp", *KERNELS)
 GAMMAS = ("scalar", "pair", "diagonal", "rows", "tokens", "hadamard")
@@ -72,13 +73,23 @@ def memformer(
     4
     """
     d, depth, heads = checks.count("d", d), checks.count("depth", depth), checks.count("heads", heads)
+    checks.random_key("key", key)
+    flags = {"covariates": covariates, "tied": tied, "own_is_one": own_is_one, "normalised": normalised}
+    for name, value in flags.items():
+        checks.flag(name, value)
     checks.known("memory", memory, MEMORIES)
     checks.known("preconditioner", preconditioner, PRECONDITIONERS)
     checks.known("gamma", gamma, GAMMAS)
     if isinstance(reader, str):
         checks.known("reader", reader, READERS)
+    else:
+        checks.instance("reader", reader, Kernel, f"a kernel, or one of the names {', '.join(READERS)}")
     kernel = None if isinstance(reader, str) and reader not in KERNELS else as_kernel(reader)
-    if scale is None:
+    tokens = 1 if context is None else checks.count("context", context) + 1
+    _fits(d, depth, heads, preconditioner, memory, gamma, tied, tokens)
+    if scale is not None:
+        checks.number("scale", scale)
+    else:
         scale = 1e-4 if reader == "sparse" or kernel is not None else 0.15
     of_sparse = {
         "preconditioner": preconditioner not in ("full", "scalar" if kernel is not None else "full"),
@@ -129,6 +140,21 @@ def memformer(
     )
 
 
+def _fits(
+    d: int, depth: int, heads: int, preconditioner: str, memory: str, gamma: str, tied: bool, tokens: int
+) -> None:
+    """Refuse a model whose numbers alone are larger than the memory of this machine."""
+    readers = 4.0 * heads * depth * (1 if preconditioner == "scalar" else d * d)
+    room.fits(f"d is {d}, depth {depth} and heads {heads}", readers, "Pass smaller numbers.")
+    room.in_time(f"heads is {heads}", heads * PER_HEAD, "Pass fewer heads.")
+    inside = {"diagonal": d, "rows": d + 1, "tokens": tokens, "hadamard": (d + 1) * tokens}.get(gamma, 1)
+    if memory == "bank":
+        said = f"depth is {depth} and gamma {gamma!r}"
+        room.fits(
+            said, 4.0 * depth * (1 if tied else depth) * inside, "Pass fewer layers, or memory='register'."
+        )
+
+
 def _normalised(reader: Reader, wanted: bool) -> Reader:
     return Normalised(reader) if wanted else reader
 
@@ -162,8 +188,13 @@ def mixture(
     >>> mixture([expert, expert], gating="softmax").weights.tolist()
     [0.5, 0.5]
     """
+    heads = checks.instance("heads", heads, list | tuple, "a list of methods")
     if not heads:
         raise InputError("heads is empty: a mixture needs at least one head.")
+    for head in heads:
+        checks.instance("heads", head, Algorithm, "a list of methods, such as lfom.memformer(...)")
+    checks.known("gating", gating, GATINGS)
+    checks.flag("per_layer", per_layer)
     depths = {head.depth for head in heads}
     if len(depths) > 1:
         raise InputError(f"heads have depths {sorted(depths)}: a mixture needs heads of one depth.")

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
-from lfom.core import checks
+from lfom.core import checks, room
 from lfom.core.arrays import identity, matvec, ones, pad_axes
 from lfom.core.memories import Forget
 from lfom.core.methods import Method
@@ -79,7 +79,7 @@ def newton(steps: int, ridge: Any) -> Method:
     >>> run(newton(10, ridge=0.1), prompts).predictions.shape
     (11, 3)
     """
-    steps = checks.count("steps", steps)
+    steps = room.layers("steps", checks.count("steps", steps))
     matrix = checks.axes("ridge", ridge) == 2
     known = checks.symmetric("ridge", ridge) if matrix else checks.non_negative("ridge", ridge)
     return Method(NewtonStep(known), Forget(ones(steps)), steps)

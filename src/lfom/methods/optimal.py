@@ -6,7 +6,7 @@ x_0 minus the row times the gradients, in steps of 1/L.
 
 import numpy as np
 
-from lfom.core import checks
+from lfom.core import checks, room
 from lfom.core.arrays import as_array
 from lfom.core.checks import InputError
 from lfom.core.coefficients import Pair
@@ -22,7 +22,7 @@ RHO = 1 + np.sqrt(2)  # the silver ratio
 def smooth_class(smoothness: float, strong_convexity: float = 0.0) -> tuple[float, float]:
     """The two numbers of a class of functions, 0 <= mu < L, checked."""
     checks.positive("smoothness", smoothness)
-    L, mu = float(smoothness), float(strong_convexity)
+    L, mu = float(smoothness), checks.number("strong_convexity", strong_convexity)
     if not 0 <= mu < L:
         raise InputError(
             f"strong_convexity is {mu:g}: it must be at least 0 and below the smoothness ({L:g}). Where both are equal "
@@ -56,7 +56,11 @@ def ogm(steps: int, smoothness: float = 1.0) -> Method:
     >>> round(lfom.worst_case(lfom.ogm(2)), 4)
     0.0619
     """
-    return lfom(-ogm_points(checks.count("steps", steps)) / smooth_class(smoothness)[0])
+    return lfom(-ogm_points(_tabled(steps)) / smooth_class(smoothness)[0])
+
+
+def _tabled(steps: int) -> int:
+    return room.table("steps", checks.count("steps", steps), 4.0)
 
 
 def ogm_points(steps: int) -> np.ndarray:
@@ -83,7 +87,7 @@ def ogm_g(steps: int, smoothness: float = 1.0) -> Method:
     >>> round(lfom.worst_case(lfom.ogm_g(2), measure="gradient", start="value"), 4)
     0.2476
     """
-    points = ogm_points(checks.count("steps", steps))
+    points = ogm_points(_tabled(steps))
     increments = np.diff(points, axis=0, prepend=0)
     return lfom(-np.cumsum(increments[::-1, ::-1].T, axis=0) / smooth_class(smoothness)[0])
 
@@ -102,7 +106,7 @@ def item(steps: int, smoothness: float, strong_convexity: float) -> Method:
     >>> round(lfom.worst_case(method, 1.0, 0.1, measure="distance"), 3)
     0.094
     """
-    steps, (L, mu) = checks.count("steps", steps), smooth_class(smoothness, strong_convexity)
+    steps, (L, mu) = _tabled(steps), smooth_class(smoothness, strong_convexity)
     if mu == 0:
         raise InputError(
             "strong_convexity is 0: without it no method brings x_N nearer to x* in the worst case. Use lfom.ogm."
@@ -139,7 +143,7 @@ def fast_gradient(steps: int, smoothness: float = 1.0, strong_convexity: float =
     >>> lfom.worst_case(lfom.fast_gradient(8)) < lfom.worst_case(lfom.gradient_descent(1.0, steps=8))
     True
     """
-    steps, (L, mu) = checks.count("steps", steps), smooth_class(smoothness, strong_convexity)
+    steps, (L, mu) = _tabled(steps), smooth_class(smoothness, strong_convexity)
     if mu > 0:
         return nesterov(1 / L, (1 - np.sqrt(mu / L)) / (1 + np.sqrt(mu / L)), steps)
     t = np.concatenate([[1.0], thetas(steps)[:-1]])  # t_{-1} = t_0: no momentum in the first step
@@ -160,7 +164,7 @@ def silver(steps: int, smoothness: float = 1.0) -> Method:
         raise InputError(
             f"steps is {steps}: silver steps come in numbers of 2^n - 1. Pass {below} or {2 * below + 1}."
         )
-    k = np.arange(1, steps + 1)
+    k = np.arange(1, room.layers("steps", steps, 4.0) + 1)
     powers = np.log2(k & -k)
     return gradient_descent((1 + RHO ** (powers - 1)) / smooth_class(smoothness)[0], steps)
 

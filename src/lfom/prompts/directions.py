@@ -16,7 +16,7 @@ from jaxtyping import Float, PRNGKeyArray
 from lfom.core import checks
 from lfom.core.arrays import as_array, matvec
 from lfom.core.problems import Quadratic
-from lfom.prompts.distributions import Distribution, LinearRegression, Prior, chi_square
+from lfom.prompts.distributions import Distribution, LinearRegression, Prior, asked, chi_square
 from lfom.prompts.prompt import Prompt
 
 
@@ -65,14 +65,16 @@ class Directed(Distribution):
         return jax.tree.map(lambda a: a[0], self.prompts(key, 1))
 
     def prompts(self, key: PRNGKeyArray, count: int) -> Prompt:
-        X, noise, w = _draw(self, key, checks.count("count", count), self.context + 1)
+        count = asked(key, count, self.dimension * self.context)
+        X, noise, w = _draw(self, key, count, self.context + 1)
         X, w = jnp.moveaxis(X, -1, 0), w.T
         labels = jnp.sum(X * w[:, None], axis=2)
         return Prompt(X[:, :-1], labels[:, :-1] + noise.T[:, :-1], X[:, -1], labels[:, -1], w)
 
     def quadratics(self, key: PRNGKeyArray, count: int) -> Quadratic:
         """Examples are drawn and reduced to Gram matrices; the query is averaged out."""
-        X, noise, w = _draw(self, key, checks.count("count", count), self.context)
+        count = asked(key, count, self.dimension * self.context)
+        X, noise, w = _draw(self, key, count, self.context)
 
         def add(i: Array, total: tuple[Array, Array]) -> tuple[Array, Array]:
             return total[0] + X[i][:, None] * X[i][None], total[1] + X[i] * noise[i]

@@ -11,15 +11,17 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float, PRNGKeyArray
 
-from lfom.core import checks
+from lfom.core import checks, room
 from lfom.core.arrays import as_array, matmat, matvec, numpy_or_jax, on_host, pad_axes, transpose
 from lfom.core.checks import InputError
 from lfom.core.kernels import Kernel
 from lfom.core.problems import JointGram, Problem, Quadratic
 from lfom.core.states import VIEWS
+from lfom.core.words import brief
 from lfom.prompts.prompt import Prompt
 
 PUBLISHED_SPECTRUM = (1.0, 1.0, 0.25, 0.0625, 1.0)  # of the authors' code and all their curves
+LONGEST = 2**31 - 1  # examples of a prompt
 FEW_DEGREES = 64  # chi-square numbers up to here are made of uniforms
 TEXT_SPECTRUM = (1.0, 1.0, 0.5, 0.25, 1.0)  # of the paper's text (docs/mathematics.md 2.1)
 
@@ -34,7 +36,29 @@ def haar_rotation(key: PRNGKeyArray, d: int) -> Float[Array, "d d"]:
     >>> bool(jnp.allclose(U @ U.T, jnp.eye(3), atol=1e-5))
     True
     """
-    return jax.random.orthogonal(key, checks.count("d", d))
+    return jax.random.orthogonal(checks.random_key("key", key), square("d", d))
+
+
+def square(name: str, d: int) -> int:
+    """The size of a matrix."""
+    d = checks.count(name, d)
+    room.fits(f"{name} is {d}", 8.0 * d * d, "Pass a smaller one.")
+    return d
+
+
+def examples(context: Any) -> int:
+    """How many a prompt has: they are counted in 32 bits."""
+    if checks.count("context", context) > LONGEST:
+        raise InputError(f"context is {context}: a prompt has at most {LONGEST:,} examples. Pass fewer.")
+    return int(context)
+
+
+def asked(key: Any, count: int, numbers: float) -> int:
+    """How many prompts are drawn. numbers: of one prompt, at the least."""
+    checks.random_key("key", key)
+    count = checks.count("count", count)
+    room.fits(f"count is {count}", 4.0 * count * numbers, "Draw them in parts.")
+    return count
 
 
 class Prior(NamedTuple):
@@ -58,6 +82,8 @@ class Distribution(eqx.Module):
     >>> Sums().prompts(jax.random.key(0), 4).X.shape
     (4, 8, 3)
     """
+
+    __repr__ = brief
 
     views: ClassVar[tuple[str, ...]] = VIEWS
     is_quadratic: ClassVar[bool] = True
@@ -114,12 +140,20 @@ class Distribution(eqx.Module):
 
     def prompts(self, key: PRNGKeyArray, count: int) -> Prompt:
         """A batch of `count` prompts on a leading axis."""
-        return _prompts(self, jax.random.split(key, checks.count("count", count)))
+        count = asked(key, count, 2.0 * self.dimension * getattr(self, "context", 1))
+        return _prompts(self, jax.random.split(key, count))
 
     def at_once(self, key: PRNGKeyArray, count: int) -> Prompt:
         """The same from few calls of the random generator, where a class can: other prompts than those of `prompts`, in
         programs that compile several times faster."""
         return self.prompts(key, count)
+
+
+def a_distribution(name: str, value: Any) -> Any:
+    """`value` where prompts can be drawn from it."""
+    return checks.instance(
+        name, value, Distribution, "a distribution such as lfom.LinearRegression([1.0, 0.5], context=20)"
+    )
 
 
 @eqx.filter_jit
@@ -162,7 +196,7 @@ class LinearRegression(Distribution):
     ):
         self.spectrum = checks.positive("spectrum", spectrum, (None,))
         d = self.spectrum.shape[0]
-        self.context = checks.count("context", context)
+        self.context = examples(context)
         self.rotation = None if rotation is None else checks.rotation("rotation", rotation, d)
         self.variance = checks.positive("variance", variance)
         self.noise = checks.non_negative("noise", noise)
@@ -214,7 +248,8 @@ class LinearRegression(Distribution):
         return Prompt(X[:-1], y, X[-1], X[-1] @ w, w)
 
     def at_once(self, key: PRNGKeyArray, count: int) -> Prompt:
-        count, n, d = checks.count("count", count), self.context, self.dimension
+        n, d = self.context, self.dimension
+        count = asked(key, count, 2 * n * d)
         z = jax.random.normal(key, (count, (n + 1) * d + d + n), self.spectrum.dtype)
         z = jax.lax.optimization_barrier(z)  # in sums every product would draw its factors again
         X = z[:, : (n + 1) * d].reshape(count, n + 1, d) @ self.root
@@ -261,7 +296,8 @@ class LinearRegression(Distribution):
     def _factors(self, key: PRNGKeyArray, count: int, more: list[int]) -> tuple[Array, ...]:
         """Y (d, min(n, d), count) with Y Y^T = G, w*, normals of the noise, and chi-square numbers of `more`
         degrees of freedom, which change nothing else."""
-        count, d, dtype = checks.count("count", count), self.dimension, self.spectrum.dtype
+        d, dtype = self.dimension, self.spectrum.dtype
+        count = asked(key, count, 2 * d * d)
         degrees, below = _bartlett_sizes(d, self.context)
         normals, chi_squares = _normals_and_chi_squares(key, below + 2 * d, degrees, count, dtype, more)
         factor = _bartlett(normals[:below], chi_squares[: len(degrees)], d)
@@ -332,8 +368,8 @@ class GaussianMixture(Distribution):
         self.spectrum = checks.positive("spectrum", [1.0] * d if spectrum is None else spectrum, (d,))
         self.rotation = None if rotation is None else checks.rotation("rotation", rotation, d)
         self.noise = checks.non_negative("noise", noise)
-        self.context = checks.count("context", context)
-        self.weight_mean = weight_mean
+        self.context = examples(context)
+        self.weight_mean = checks.flag("weight_mean", weight_mean)
         self.weight_variance = checks.known("weight_variance", weight_variance, ("inverse", "same"))
 
     @property

@@ -12,7 +12,7 @@ from lfom.core import checks
 from lfom.core.arrays import matvec, semidefinite_root
 from lfom.core.kernels import Kernel, as_kernel, check_semidefinite
 from lfom.core.problems import KernelMatrix, Problem
-from lfom.prompts.distributions import Distribution
+from lfom.prompts.distributions import Distribution, asked
 from lfom.prompts.prompt import Prompt
 
 
@@ -50,13 +50,13 @@ class GaussianProcess(Distribution):
         return jax.tree.map(lambda a: a[0], self.prompts(key, 1))
 
     def prompts(self, key: PRNGKeyArray, count: int) -> Prompt:
-        return _draw(self, key, checks.count("count", count))[0]
+        return _draw(self, key, asked(key, count, self.size * self.context))[0]
 
     def problems(self, key: PRNGKeyArray, count: int, view: str, kernel: Kernel | None = None) -> Problem:
         """Read with the kernel of the process, its matrix is computed once."""
         if view != "kernel" or kernel != self.kernel:
             return super().problems(key, count, view, kernel)
-        prompt, K = _draw(self, key, checks.count("count", count))
+        prompt, K = _draw(self, key, asked(key, count, self.context**2))
         return KernelMatrix.between(K[:, :-1], prompt.y.T, prompt.target)
 
 

@@ -14,7 +14,7 @@ from lfom.core.checks import InputError
 from lfom.core.kernels import Kernel
 from lfom.core.links import Link, LogisticLink, PoissonLink
 from lfom.core.problems import JointGram, Problem, Quadratic
-from lfom.prompts.distributions import Distribution, LinearRegression
+from lfom.prompts.distributions import Distribution, LinearRegression, a_distribution, asked
 from lfom.prompts.prompt import LinkPrompt, Prompt
 
 
@@ -36,6 +36,10 @@ class LinkRegression(Distribution):
     base: Distribution
     link: Link = eqx.field(static=True)
 
+    def __check_init__(self) -> None:
+        a_distribution("base", self.base)
+        checks.instance("link", self.link, Link, "a link such as lfom.links.LogisticLink()")
+
     @property
     def dimension(self) -> int:
         return self.base.dimension
@@ -44,7 +48,7 @@ class LinkRegression(Distribution):
         return jax.tree.map(lambda a: a[0], self.prompts(key, 1))
 
     def prompts(self, key: PRNGKeyArray, count: int) -> LinkPrompt:
-        return _prompts(self, key, checks.count("count", count))
+        return _prompts(self, key, asked(key, count, self.dimension))
 
     def drawn(self, key: PRNGKeyArray, count: int) -> tuple[Prompt, Array]:
         """Prompts with labels x.w*, and uniform numbers for the labels that follow from them."""

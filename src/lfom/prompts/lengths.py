@@ -14,7 +14,7 @@ from lfom.core.arrays import as_array
 from lfom.core.checks import InputError
 from lfom.core.kernels import Kernel
 from lfom.core.problems import JointGram, Problem, Quadratic
-from lfom.prompts.distributions import Distribution, Prior
+from lfom.prompts.distributions import Distribution, Prior, a_distribution
 from lfom.prompts.prompt import Prompt
 
 
@@ -54,8 +54,8 @@ class AnyLength(Distribution):
     lengths: Int[Array, "2"]  # numbers, not a part of the program: one is compiled for all
 
     def __init__(self, base: Distribution, lengths: Sequence[int]):
-        self.base = base
-        if len(lengths) != 2:
+        self.base = a_distribution("base", base)
+        if not isinstance(lengths, list | tuple) or len(lengths) != 2:
             raise InputError(f"lengths is {lengths!r}: pass the shortest and the longest.")
         shortest, longest = (checks.count("lengths", k) for k in lengths)
         if shortest > longest:

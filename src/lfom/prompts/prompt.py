@@ -15,6 +15,7 @@ from lfom.core.link_problems import LinkExamples, LinkTokens
 from lfom.core.links import Link
 from lfom.core.problems import Examples, IterateProblem, JointGram, KernelMatrix, Problem, Quadratic, Tokens
 from lfom.core.states import VIEWS, NoSuchView
+from lfom.core.words import brief
 
 OF_VIEW: dict[str, Any] = {"iterates": Quadratic.of, "joint": JointGram.of, "tokens": Tokens.of}
 OF_LINK: dict[str, Any] = {"iterates": LinkExamples.of, "tokens": LinkTokens.of}
@@ -34,6 +35,8 @@ class Prompt(eqx.Module):
     >>> lfom.least_squares(prompt).round(4).tolist(), prompt.batched
     ([2.0, 1.0], False)
     """
+
+    __repr__ = brief
 
     is_quadratic: ClassVar[bool] = True
     has_prefixes: ClassVar[bool] = True
@@ -122,12 +125,13 @@ def prompt_from_arrays(
     plain = _prompt(X, y, query, target, weights)
     if link is None:
         return plain
+    checks.instance("link", link, Link, "a link such as lfom.links.LogisticLink(), or None")
     linked = LinkPrompt(*_arrays(plain), link=link)
     linked.check_labels()
     return linked
 
 
-def _prompt(X: Any, y: Any, query: Any, target: Any, weights: Any, finite: bool = True) -> Prompt:
+def _prompt(X: Any, y: Any, query: Any, target: Any, weights: Any, *, finite: bool = True) -> Prompt:
     """finite: whether numbers are looked at as well as shapes."""
     rank = checks.axes("X", X)
     if rank not in (2, 3):
@@ -150,6 +154,8 @@ def _prompt(X: Any, y: Any, query: Any, target: Any, weights: Any, finite: bool 
 def checked(prompt: Prompt, finite: bool = True) -> Prompt:
     """The same prompt, or an error that says what is wrong with it. finite: whether its numbers are looked at, which copies
     them from the device."""
+    wanted = "prompts, such as lfom.LinearRegression(...).prompts(key, 100) or lfom.prompt_from_arrays(...)"
+    checks.instance("prompt", prompt, Prompt, wanted)
     if not finite and _as_it_should_be(prompt):
         prompt.check_labels()
         return prompt

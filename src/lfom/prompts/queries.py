@@ -11,7 +11,7 @@ from jaxtyping import PRNGKeyArray
 from lfom.core import checks
 from lfom.core.arrays import HIGHEST, ratio
 from lfom.core.checks import InputError
-from lfom.prompts.distributions import Distribution, Prior
+from lfom.prompts.distributions import Distribution, Prior, a_distribution
 from lfom.prompts.prompt import Prompt
 
 QUERIES = ("opposite", "same", "anywhere")
@@ -125,6 +125,7 @@ def _asked(plain: Prompt, query: Array) -> Prompt:
 
 
 def _checked(base: Distribution) -> Distribution:
+    a_distribution("base", base)
     drawn, name = base.outline(), type(base).__name__
     if drawn.weights is None or not drawn.is_quadratic:
         raise InputError(

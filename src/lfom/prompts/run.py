@@ -13,12 +13,14 @@ from jaxtyping import Float
 from lfom.core import checks
 from lfom.core.arrays import PROMPTS_LAST
 from lfom.core.checks import is_concrete
+from lfom.core.compiler import reads_back
 from lfom.core.kernels import check_semidefinite
-from lfom.core.methods import Algorithm
+from lfom.core.methods import Algorithm, a_method
 from lfom.core.parameters import check_layers, leaves, replaced
 from lfom.core.problems import IterateProblem, JointGram, KernelMatrix, Problem
 from lfom.core.states import VIEWS, NoSuchView, common
 from lfom.core.unroll import unroll
+from lfom.core.words import brief
 from lfom.prompts.prompt import Prompt, checked, problem_of, sound
 
 
@@ -37,6 +39,8 @@ class Trajectory(eqx.Module):
     ((5,), (5, 2), 'iterates')
     """
 
+    __repr__ = brief
+
     predictions: Float[Array, "steps ..."]
     weights: Float[Array, "steps *prompts d"] | None
     view: str = eqx.field(static=True)
@@ -54,24 +58,54 @@ def run(algorithm: Algorithm, prompt: Prompt | Problem, *, view: str | None = No
     >>> run(gradient_descent(0.5, steps=4), prompts).predictions.shape
     (5, 3)
     """
+    a_method("algorithm", algorithm)
     checks.count("depth", algorithm.depth)
-    check_layers(algorithm, algorithm.depth)
     if isinstance(prompt, Problem):  # a user's argument: a prompt, or a problem
+        check_layers(algorithm, algorithm.depth)
         return _on_problem(algorithm, prompt)
+    begun = _begun_early(algorithm, prompt, view)
+    check_layers(algorithm, algorithm.depth)
     prompt = checked(prompt, finite=False)
+    view = _view(algorithm, prompt, view)
+    if view == "kernel":
+        return _on_kernel(algorithm, checked(prompt))
+    found, finite = begun or _begun(algorithm, prompt, view)
+    if is_concrete(finite) and not finite:
+        checked(prompt)  # says which number is not
+    return found
+
+
+def _view(algorithm: Algorithm, prompt: Prompt, view: str | None) -> str:
     if view is not None:
         checks.known("view", view, VIEWS)
     else:
         view = next(iter(common(algorithm.views, prompt.views)), "iterates")  # says why not
     if view not in prompt.views:
         prompt.problem(view)  # says why not
-    if view == "kernel":
-        return _on_kernel(algorithm, checked(prompt))
+    return view
+
+
+def _begun(algorithm: Algorithm, prompt: Prompt, view: str) -> tuple[Trajectory, Array]:
+    """The trajectory, and whether all numbers of the prompt are finite. An accelerator is asked for that first: its answer
+    is here when the trajectory is not, so that nobody waits for it."""
     plain = all(isinstance(leaf, Array | np.ndarray) for leaf in jax.tree.leaves(algorithm))
-    found, finite = (_of_arrays if plain else _of_anything)(algorithm, prompt, view)
-    if is_concrete(finite) and not finite:
-        checked(prompt)  # says which number is not
-    return found
+    if not reads_back():
+        return (_of_arrays if plain else _of_anything)(algorithm, prompt, view)
+    finite = _sound(prompt)
+    if is_concrete(finite):
+        finite.copy_to_host_async()
+    return (_alone if plain else _alone_of_anything)(algorithm, prompt, view), finite
+
+
+def _begun_early(algorithm: Algorithm, prompt: Any, view: str | None) -> tuple[Trajectory, Array] | None:
+    """An accelerator computes while the host looks whether it should: what it found is thrown away if not."""
+    if not reads_back() or not all(isinstance(a, Array) for a in jax.tree.leaves(prompt)):
+        return None
+    try:
+        chosen = _view(algorithm, prompt, view)
+        return None if chosen == "kernel" else _begun(algorithm, prompt, chosen)
+    except Exception:  # the checks that follow say what is wrong
+        return None
 
 
 def iterate_problem(prompt: Prompt, algorithm: Algorithm) -> IterateProblem:
@@ -101,8 +135,18 @@ def _run(algorithm: Algorithm, prompt: Prompt, view: str) -> tuple[Trajectory, A
     return RUNNERS[view](algorithm, prompt), sound(prompt)
 
 
-_of_arrays = jax.jit(_run, static_argnames="view")  # starts in half the time
-_of_anything = eqx.filter_jit(_run)  # also where a leaf is no array
+def _only(algorithm: Algorithm, prompt: Prompt, view: str) -> Trajectory:
+    return RUNNERS[view](algorithm, prompt)
+
+
+_of_arrays, _alone = (
+    jax.jit(work, static_argnames="view") for work in (_run, _only)
+)  # start in half the time
+_of_anything, _alone_of_anything = (
+    eqx.filter_jit(_run),
+    eqx.filter_jit(_only),
+)  # also where a leaf is no array
+_sound = jax.jit(sound)
 
 
 def _on_tokens(algorithm: Algorithm, prompt: Prompt) -> Trajectory:

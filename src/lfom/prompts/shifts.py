@@ -15,10 +15,10 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float, PRNGKeyArray
 
-from lfom.core import checks
+from lfom.core import checks, room
 from lfom.core.checks import InputError
 from lfom.core.problems import Quadratic
-from lfom.prompts.distributions import Distribution, LinearRegression, Prior
+from lfom.prompts.distributions import Distribution, LinearRegression, Prior, a_distribution, asked, square
 from lfom.prompts.prompt import Prompt
 
 
@@ -32,7 +32,8 @@ def turn(key: PRNGKeyArray, d: int, angle: Any) -> Float[Array, "d d"]:
     >>> round(float(jnp.arccos((jnp.trace(R) - 1) / 2)), 3)
     0.5
     """
-    normal = jax.random.normal(key, (checks.count("d", d),) * 2)
+    angle = checks.real_array("angle", angle, ())
+    normal = jax.random.normal(checks.random_key("key", key), (square("d", d),) * 2)
     skew = normal - normal.T
     largest = jnp.linalg.norm(skew, 2)
     return jax.scipy.linalg.expm(angle * skew / jnp.where(largest > 0, largest, 1))
@@ -52,7 +53,13 @@ class HeavyTailed(Distribution):
     degrees: int = eqx.field(static=True)
 
     def __init__(self, base: LinearRegression, degrees: int):
-        self.base, self.degrees = base, checks.count("degrees", degrees, 3)  # 2: no covariance
+        self.base = checks.instance("base", base, LinearRegression, "an lfom.LinearRegression")
+        self.degrees = checks.count("degrees", degrees, 3)  # 2: no covariance
+        room.fits(
+            f"degrees is {degrees}",
+            4.0 * degrees * base.context,
+            "Pass fewer; from 100 on it is the normal one.",
+        )
 
     @property
     def dimension(self) -> int:
@@ -96,7 +103,7 @@ class RandomScale(Distribution):
     highest: Float[Array, ""]
 
     def __init__(self, base: Distribution, lowest: Any, highest: Any):
-        self.base = base
+        self.base = a_distribution("base", base)
         self.lowest, self.highest = checks.positive("lowest", lowest), checks.positive("highest", highest)
         if checks.is_concrete(self.lowest) and float(self.lowest) > float(self.highest):
             raise InputError(
@@ -138,7 +145,9 @@ class AnyOf(Distribution):
     weights: tuple[float, ...] = eqx.field(static=True)
 
     def __init__(self, parts: Any, weights: Any = None):
-        self.parts = tuple(parts)
+        self.parts = tuple(checks.instance("parts", parts, list | tuple, "a list of distributions"))
+        for one in self.parts:
+            a_distribution("parts", one)
         if not self.parts:
             raise InputError("parts is empty: pass at least one distribution.")
         given = [1 / len(self.parts)] * len(self.parts) if weights is None else weights
@@ -168,7 +177,8 @@ class AnyOf(Distribution):
         return jax.lax.switch(index, branches, own)
 
     def quadratics(self, key: PRNGKeyArray, count: int) -> Quadratic:
-        ends = np.rint(np.cumsum(self.weights) * checks.count("count", count)).astype(int)
+        count = asked(key, count, self.dimension)
+        ends = np.rint(np.cumsum(self.weights) * count).astype(int)
         sizes = np.diff(ends, prepend=0).tolist()
         keys = jax.random.split(key, len(self.parts))
         drawn = [

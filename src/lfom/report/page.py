@@ -11,11 +11,12 @@ from typing import Any
 
 from lfom.core.checks import InputError
 from lfom.core.files import write_whole
-from lfom.report.plots import plot_experiment
+from lfom.report.figures import draw_experiment
+from lfom.report.groups import OURS, PAPER, YOURS, by_owner, claims_by_group
 from lfom.report.results import VERDICTS, Result, read_results
 from lfom.report.series import Panel, Point, Series, error_note, panels
 from lfom.report.style import colour, duration, number, position
-from lfom.report.tables import claim_table, numbers_table, own_claims
+from lfom.report.tables import claim_tables, numbers_table, own_claims
 
 
 def write_report(results: Path, order: Sequence[str] = (), leave_out: Collection[Path] = ()) -> Path:
@@ -32,8 +33,7 @@ def write_report(results: Path, order: Sequence[str] = (), leave_out: Collection
 
 def render(found: list[Result]) -> str:
     """The page as text."""
-    drawn = [(result, panels(result)) for result in found]
-    slots = {series.colour for _, shown in drawn for panel in shown for series in panel.series}
+    slots = {series.colour for result in found for panel in panels(result) for series in panel.series}
     return Template(_part("template.html")).substitute(
         style=_part("page.css"),
         light=_colours(slots, dark=False),
@@ -41,12 +41,22 @@ def render(found: list[Result]) -> str:
         script=_part("page.js"),
         counts=_counts(found),
         run=_run(found),
-        claims=claim_table(found),
-        contents="\n".join(
-            f'<li><a href="#{escape(result.name)}">{escape(result.meta.title)}</a></li>' for result in found
-        ),
-        experiments="\n".join(_section(result, shown) for result, shown in drawn),
+        claims=claim_tables(found),
+        contents="\n".join(_contents(owner, results) for owner, results in by_owner(found).items()),
+        experiments="\n".join(_owned(owner, results) for owner, results in by_owner(found).items()),
     )
+
+
+def _contents(owner: str, results: list[Result]) -> str:
+    lines = "\n".join(
+        f'<li><a href="#{escape(result.name)}">{escape(result.meta.title)}</a></li>' for result in results
+    )
+    return f"<h2>{escape(owner)}</h2>\n<ol>\n{lines}\n</ol>"
+
+
+def _owned(owner: str, results: list[Result]) -> str:
+    sections = "\n".join(_section(result, panels(result)) for result in results)
+    return f'<h2 class="owner">{escape(owner)}</h2>\n{sections}'
 
 
 def _part(name: str) -> str:
@@ -58,13 +68,24 @@ def _colours(slots: set[int], dark: bool) -> str:
 
 
 def _counts(found: list[Result]) -> str:
-    verdicts = [claim.verdict for result in found for claim in result.claims]
+    """How many claims hold: the paper's, ours and a user's apart. What is only measured is no claim."""
     if not found:
         return "No experiment has finished yet. Run <code>lfom reproduce</code>."
+    by_owner: dict[str, list[str]] = {}
+    for (owner, _), claims in claims_by_group(found).items():
+        by_owner.setdefault(owner, []).extend(
+            claim.verdict for _, claim in claims if claim.verdict in VERDICTS
+        )
+    return " ".join(_counted(owner, verdicts) for owner, verdicts in by_owner.items() if verdicts)
+
+
+def _counted(owner: str, verdicts: list[str]) -> str:
     words = {"holds": "hold", "fails": "fail", "partly": "hold partly"}
     shown = {verdict: verdicts.count(verdict) for verdict in VERDICTS if verdict in verdicts}
     parts = [f'<span class="verdict {one}">{count} {words[one]}</span>' for one, count in shown.items()]
-    return f"Of {len(verdicts)} claims, " + ", ".join(parts) + "."
+    of = {PAPER: "of the paper", OURS: "of ours", YOURS: "of your own"}[owner]
+    several = "s" * (len(verdicts) > 1)
+    return f'Of <a href="#claims">{len(verdicts)} claim{several} {of}</a>, {", ".join(parts)}.'
 
 
 def _run(found: list[Result]) -> str:
@@ -76,6 +97,7 @@ def _run(found: list[Result]) -> str:
         "Machine": "; ".join(dict.fromkeys(meta.machine for meta in metas)),
         "Preset": ", ".join(dict.fromkeys(meta.preset for meta in metas)),
         "lfom": ", ".join(dict.fromkeys(meta.version for meta in metas)),
+        "With": "; ".join(dict.fromkeys(meta.versions for meta in metas if meta.versions)),
         "Finished": max((meta.finished for meta in metas), default=""),
     }
     return "\n".join(
@@ -86,28 +108,50 @@ def _run(found: list[Result]) -> str:
 def _section(result: Result, shown: tuple[Panel, ...]) -> str:
     meta = result.meta
     figures = "\n".join(_figure(result, panel, index) for index, panel in enumerate(shown))
-    settled = f"<h3>Claims it settles</h3>\n{own_claims(result)}" if result.claims else ""
+    settled = f"<h3>What it settles</h3>\n{own_claims(result)}" if result.claims else ""
     return f"""<section class="experiment" id="{escape(meta.experiment)}">
 <h2>{escape(meta.title)}</h2>
 <p class="where">{escape(meta.section) + " · " if meta.section else ""}<code>{escape(meta.experiment)}</code></p>
-<p>{escape(meta.shows)}</p>
 {figures}
-<noscript><img class="static" alt="{escape(meta.title)}" src="{_static(result)}"></noscript>
+{_static(result)}
+<p>{escape(meta.shows)}</p>
 {settled}
 <h3>Numbers</h3>
 {"".join(numbers_table(panel) for panel in shown)}
 <h3>How it was trained</h3>
 <p>{escape(meta.trained)}</p>
-<p>Run again, alone ({duration(meta.seconds)}): <code class="command">{escape(meta.command)}</code></p>
+{_settings(result)}
 </section>"""
 
 
+def _settings(result: Result) -> str:
+    """All that is needed to get the figure again."""
+    meta = result.meta
+    runs = len({row.run for row in result.rows if row.run is not None})
+    facts = {
+        "Preset": meta.preset,
+        "Training": meta.training,
+        "Seed": str(meta.seed),
+        "Runs": str(runs or ""),
+        "Versions": ", ".join(part for part in (f"lfom {meta.version}", meta.versions) if part),
+        "Machine": meta.machine,
+        "Took": f"{duration(meta.seconds)} by itself",
+        "Finished": meta.finished,
+    }
+    lines = "\n".join(
+        f"<div><dt>{key}</dt><dd>{escape(value)}</dd></div>" for key, value in facts.items() if value
+    )
+    command = f'<code class="command">{escape(meta.command)}</code>'
+    return f'<h3>Settings</h3>\n<dl class="run">\n{lines}\n</dl>\n<p class="again">This figure again: {command}</p>'
+
+
 def _static(result: Result) -> str:
-    """The figure for readers without JavaScript, drawn now if it is not there."""
+    """The figure for readers without JavaScript, drawn now if it is not there; none without matplotlib."""
     path = result.folder / "figure.svg"
-    if not path.is_file():
-        plot_experiment(result.folder)
-    return "data:image/svg+xml;base64," + base64.b64encode(path.read_bytes()).decode()
+    if not path.is_file() and not draw_experiment(result.folder):
+        return ""
+    source = "data:image/svg+xml;base64," + base64.b64encode(path.read_bytes()).decode()
+    return f'<noscript><img class="static" alt="{escape(result.meta.title)}" src="{source}"></noscript>'
 
 
 def _figure(result: Result, panel: Panel, index: int) -> str:

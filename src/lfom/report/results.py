@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lfom.core.checks import InputError
+from lfom.core.words import brief
 
 COLUMNS = (
     "experiment", "curve", "training", "x", "run", "measure", "value", "stderr", "prompts", "scored_on",
@@ -22,6 +23,7 @@ TRAININGS = ("paper", "converged", "published", "none")
 SCORED_ON = ("fresh", "training prompts", "adaptation prompts")
 # A user's experiment has names of its own for these: meta.json lists them.
 VERDICTS = ("holds", "fails", "partly")
+MEASURED = "measured"  # in place of a verdict: a number that nobody made a claim about
 SEEDS = "seeds"  # results/seeds/SEED/EXPERIMENT are those of further seeds
 FLOOR = -60.0  # a log loss that is zero to rounding
 
@@ -34,6 +36,8 @@ class Row:
     >>> lfom.Row("my curve", "none", x=2, value=-0.3, run=0).measure
     'log_loss'
     """
+
+    __repr__ = brief
 
     curve: str
     training: str
@@ -54,6 +58,8 @@ class Claim:
     >>> lfom.Claim("mine", "Memory helps.", "My notes", "a lower loss", "holds", "-0.2 ± 0.1").verdict
     'holds'
     """
+
+    __repr__ = brief
 
     id: str
     claim: str
@@ -88,6 +94,7 @@ class Meta:
     trainings: tuple[str, ...]  # names in curves.csv, as are
     scored_on: tuple[str, ...]
     source: str  # a digest of the user's file that the experiment stands in
+    versions: str  # of the libraries that it was computed with
 
 
 @dataclass(frozen=True)
@@ -155,6 +162,8 @@ def _by_seed(main: Result, others: Sequence[Result]) -> dict[str, dict[int, str]
     table: dict[str, dict[int, str]] = {}
     for seed in sorted(same) if len(same) > 1 else ():
         for claim in same[seed].claims:
+            if claim.verdict == MEASURED:
+                continue
             table.setdefault(claim.id, {})[seed] = claim.verdict
     return table
 
@@ -252,6 +261,7 @@ def _meta(path: Path) -> tuple[Meta, int | None]:
         "trainings": [*TRAININGS],
         "scored_on": [*SCORED_ON],
         "source": "lfom",
+        "versions": "",
     }
     content |= _json(path, dict)
     if "seconds" in content:
@@ -274,7 +284,7 @@ def _claims(path: Path) -> tuple[Claim, ...]:
         content = {"section": "", "test": "", **content}
         fields = {key: _field(path, where, content, key, _sentences) for key in Claim.__annotations__}
         claim = Claim(**fields)
-        if claim.verdict not in VERDICTS:
+        if claim.verdict not in (*VERDICTS, MEASURED):
             _damaged(path, f"{where} has the verdict {claim.verdict!r}, expected {' or '.join(VERDICTS)}")
         if claim.id in {other.id for other in found}:
             _damaged(path, f"{where} repeats the id {claim.id!r}")

@@ -3,6 +3,7 @@
 import re
 from html import escape
 
+from lfom.report.groups import PAPER, claims_by_group, heading
 from lfom.report.results import Claim, Result
 from lfom.report.series import Panel, Point, Series
 from lfom.report.style import number, position
@@ -26,16 +27,27 @@ def verdict_badge(result: Result, claim: Claim) -> str:
     return f'<span class="verdict {claim.verdict}">{claim.verdict}</span>{seeds}'
 
 
-def claim_table(found: list[Result]) -> str:
-    """All claims, each with a link to its evidence."""
+def claim_tables(found: list[Result]) -> str:
+    """All claims, each with a link to its evidence: the paper's by section, ours and a user's apart."""
+    parts, before = [], ""
+    for (owner, section), claims in claims_by_group(found).items():
+        if owner != before:
+            parts.append(f"<h3>{escape(owner)}</h3>")
+        if owner == PAPER:
+            parts.append(f"<h4>{escape(heading(section))}</h4>")
+        parts.append(_claim_table(claims))
+        before = owner
+    return "\n".join(parts)
+
+
+def _claim_table(claims: list[tuple[Result, Claim]]) -> str:
     lines = [
         f"<tr><td>{verdict_badge(result, claim)}</td>"
         f'<td><a href="#{claim_anchor(result, claim)}">{escape(claim.claim)}</a></td>'
-        f'<td class="quiet">{escape(claim.section)}</td></tr>'
-        for result in found
-        for claim in result.claims
+        f'<td class="quiet"><a href="#{escape(result.name)}">{escape(result.meta.title)}</a></td></tr>'
+        for result, claim in claims
     ]
-    head = '<tr><th scope="col">Verdict</th><th scope="col">Claim</th><th scope="col">Paper</th></tr>'
+    head = '<tr><th scope="col">Verdict</th><th scope="col">Claim</th><th scope="col">Figure</th></tr>'
     return _table("claims", head, lines)
 
 

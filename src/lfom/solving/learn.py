@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from lfom.core import checks
+from lfom.core import checks, room
 from lfom.core.checks import InputError
 from lfom.core.methods import Method
 from lfom.solving.bounded import Bounded
@@ -17,6 +17,7 @@ from lfom.solving.records import Accuracy, Record
 from lfom.solving.structures import DOORS, Structure, chosen, passing
 
 FEWEST = 10
+PER_PAIR = 10.0  # operations for every pair of steps and every unknown of every problem, at the least
 ENOUGH_TO_SPLIT = 50  # problems: with fewer, every one is held out once (cross-validation)
 REFINED = 3  # structures that go on from the closed form to gradients
 
@@ -60,7 +61,13 @@ def learn(
     """
     steps = checks.count("steps", steps)
     iterations = None if iterations is None else checks.count("iterations", iterations, 0)
-    count = _checked_count(problems)
+    count, seed = _checked_count(problems), checks.seed("seed", seed)
+    size = float(np.prod(problems.shape))
+    room.fits(f"steps is {steps}", 8.0 * steps * count * size, "Pass fewer steps.")
+    room.in_time(f"steps is {steps}", PER_PAIR * steps**2 * count * size, "Pass fewer steps.")
+    if iterations is not None:
+        operations = float(iterations) * steps * count * size
+        room.in_time(f"iterations is {iterations}", operations, "Pass fewer.")
     checks.known("for_", for_, DOORS)
     with _shown(progress) as told:
         course = Course(told, ["solving", "trying", "refining", "finishing"])

@@ -57,7 +57,7 @@ class LinearSystems(Quadratics):
 
     def __init__(self, A: Any, b: Any, data: Any = None, diagonal: Any = None, *, check: bool = False):
         b = checks.as_brought("b", b)
-        self.checked = bool(check)
+        self.checked = checks.flag("check", check)
         if callable(A):
             if check:
                 raise InputError("check=True factorises matrices, and an operator has none. Leave it out.")

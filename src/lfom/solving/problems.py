@@ -231,4 +231,9 @@ def fitting(name: str, value: Any, shape: tuple[int, ...], other: str = "b", lik
 def data_array(value: Any) -> Array:
     """An array of the data of problems, whatever it holds, in the precision in which it was brought."""
     checks.keeps_precision("data", value)
-    return as_array(value)
+    try:
+        return as_array(value)
+    except (TypeError, ValueError, OverflowError):
+        raise InputError(
+            f"data holds {checks.shown(value)}: it must hold arrays of numbers, each with a leading axis of problems."
+        ) from None

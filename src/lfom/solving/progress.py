@@ -60,13 +60,14 @@ class Lines:
     def __init__(self, stages: bool = False, every: float = EVERY, out: Any = None):
         self._stages, self._every, self._out = stages, every, out
         self._begun, self._last = time.monotonic(), ""
-        self._now: tuple[float, float, str] | None = None  # when it was said, what is left, in words
+        self._now: tuple[float, float | None, str] | None = None  # when it was said, what is left, in words
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __call__(self, done: float, text: str) -> None:
         now = time.monotonic()
-        self._now = now, max(now - self._begun, LEAST) * (1 - done) / done, text
+        left = max(now - self._begun, LEAST) * (1 - done) / done if done else None  # nobody knows yet
+        self._now = now, left, text
         stage = text.rpartition(": ")[0] if text.endswith("%") else text
         if self._stages and stage != self._last:
             self._say()
@@ -76,9 +77,9 @@ class Lines:
         if self._now is None:
             return
         now, (said, left, text) = time.monotonic(), self._now
-        left = max(left - (now - said), 0.0)
+        until = "" if left is None else f", about {max(left - (now - said), 0.0):.0f} s left"
         print(
-            f"[{now - self._begun:4.0f} s] {text}, about {left:.0f} s left",
+            f"[{now - self._begun:4.0f} s] {text}{until}",
             file=self._out or sys.stderr,
             flush=True,
         )

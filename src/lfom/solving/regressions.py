@@ -60,7 +60,7 @@ class LeastSquaresProblems(Quadratics):
         if checks.are_groups(X):
             X, y, weights = padded(X, y, weights)
         X, y = checks.as_brought("X", X), checks.as_brought("y", y)
-        self.single, self.intercept = X.ndim == 2, bool(intercept)
+        self.single, self.intercept = X.ndim == 2, checks.flag("intercept", intercept)
         lead = (lambda array: array[None]) if self.single else (lambda array: array)
         self.X = checks.as_brought("X", lead(X), (None, None, None))
         count, n, _ = self.X.shape

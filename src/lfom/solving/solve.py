@@ -18,6 +18,7 @@ from lfom.solving.problems import Problems
 from lfom.solving.program import Plan, Prepared, prepared
 from lfom.solving.records import Solution
 
+MOST = 2**31 - 1  # steps
 LONGEST = 1_000  # steps, where a tolerance is given and no number of steps
 
 
@@ -57,6 +58,8 @@ def budget(
     """What `solve` makes of its arguments: the method's own steps, steps in all, tolerance."""
     asked = steps is not None
     steps = checks.count("steps", steps if asked else method.depth)
+    if steps > MOST:
+        raise InputError(f"steps is {steps}: at most {MOST:,} are counted. Pass fewer, or a tolerance.")
     limit = None
     if tolerance is not None:
         with jax.ensure_compile_time_eval():  # a number also inside somebody's jit
@@ -128,7 +131,7 @@ def _checked_tolerance(method: Algorithm, tolerance: Any, dtype: Any) -> float:
 
 def in_precision(method: Any, dtype: Any) -> Any:
     """The same method in another precision."""
-    target = jnp.dtype(dtype)
+    target = checks.precision("dtype", dtype)
     if target == jnp.float64 and not jax.config.jax_enable_x64:  # type: ignore[attr-defined]
         raise InputError(
             "dtype is float64, and JAX computes in float32 here: enable it first with "

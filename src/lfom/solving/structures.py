@@ -92,10 +92,10 @@ def ranked(preconditioner: str) -> tuple[str, int]:
 
 def parse(name: str) -> Structure:
     """A structure from its name, such as "conjugate:jacobi+full"."""
-    family, _, rest = str(name).partition(":")
+    family, colon, rest = str(name).partition(":")
     checks.known("structure", family, FAMILIES)
     jacobi = rest == "jacobi" or rest.startswith("jacobi+")
-    kind = rest.removeprefix("jacobi").removeprefix("+") or "identity"
+    kind = "identity" if not colon or rest == "jacobi" else rest.removeprefix("jacobi+")
     checks.known("preconditioner", ranked(kind)[0], PRECONDITIONERS)
     if kind != "identity" and not FAMILIES[family].matrices:
         raise InputError(f"structure {name!r}: only preconditioned and conjugate have a preconditioner.")
@@ -139,6 +139,9 @@ def chosen(wanted: str | Iterable[str], everything: list[Structure]) -> list[Str
     if wanted == "auto":
         return everything
     found: list[Structure] = []
+    words = "'auto', a name such as 'conjugate:full', or a list of names"
+    for name in checks.instance("structure", wanted, str | list | tuple | set, words) or [""]:
+        checks.instance("structure", name, str, words)
     for name in [wanted] if isinstance(wanted, str) else list(wanted):
         one = parse(name)
         exact = ":" in name or not one.coefficients.matrices

@@ -12,16 +12,18 @@ import optax
 from jax import Array
 from jaxtyping import Float
 
-from lfom.core import checks
+from lfom.core import checks, room
 from lfom.core.arrays import as_array
 from lfom.core.compiler import jit_draws
 from lfom.core.methods import Algorithm
 from lfom.core.problems import Problem
 from lfom.core.unroll import last_residual
 from lfom.core.vectors import Parameters
+from lfom.core.words import brief
 from lfom.training.state import Phase, Setting, State
 
 LEFT_OUT = 0.1  # of the steps between two looks at the host may be left out, because a prompt overflows
+PER_STEP, PER_PROMPT = 1e6, 1e3  # operations of a step, and of a prompt in it, at the least
 BLOCK = 100  # steps between two looks at the host, where batches change more often than that
 
 
@@ -40,6 +42,8 @@ class Adam:
     >>> longer.batch, longer.learning_rate
     (1000, 0.01)
     """
+
+    __repr__ = brief
 
     steps: int = 1_000
     batch: int = 1_000
@@ -61,11 +65,18 @@ class Adam:
     def __check_init__(self) -> None:
         for name in ("steps", "batch", "resample"):
             checks.count(name, getattr(self, name))
-        checks.positive("learning_rate", self.learning_rate)
-        checks.positive("clip", self.clip)
+        checks.above_zero("learning_rate", self.learning_rate)
+        checks.above_zero("clip", self.clip)
         checks.known("schedule", self.schedule, ("constant", "cosine"))
+        checks.count("warmup", self.warmup, 0)
+        for name in ("log", "averaged"):
+            checks.flag(name, getattr(self, name))
+        said = f"steps is {self.steps}, resample {self.resample} and batch {self.batch}"
+        most = float(max(self.steps, self.resample))  # a batch that was begun is finished
+        room.in_time(said, most * (PER_STEP + self.batch * PER_PROMPT), "Pass fewer.")
+        room.fits(f"batch is {self.batch}", 4.0 * self.batch * PER_PROMPT / 100, "Pass fewer.")
         for name in ("beta1", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
+            if not 0 <= checks.number(name, getattr(self, name)) < 1:
                 raise checks.InputError(
                     f"{name} is {getattr(self, name)}: it is the part of a running mean that stays, 0 or more and "
                     "below 1."

@@ -16,17 +16,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from lfom.core import checks
+from lfom.core import checks, room
 from lfom.core.arrays import as_array
 from lfom.core.devices import used
+from lfom.core.hosts import everywhere
 from lfom.core.kernels import Kernel, check_semidefinite
 from lfom.core.methods import Algorithm
-from lfom.core.parameters import rebuilt, widened
+from lfom.core.parameters import check_dimension, rebuilt, widened
 from lfom.core.problems import Problem, Quadratic
 from lfom.core.runs import PerRun, by_run, common_runs, take
 from lfom.core.states import VIEWS, common
 from lfom.core.threads import in_threads
 from lfom.core.unroll import losses
+from lfom.prompts.distributions import a_distribution
 from lfom.training.prefixes import PrefixScore, prefix_scores
 from lfom.training.scores import BINS, GROUPS, Score, counted
 
@@ -34,6 +36,7 @@ ITERATES = ("iterates", None)
 MOST = 2**20  # prompts of a chunk on an accelerator
 BYTES = 2**29  # that the problems of a chunk may take there
 IN_A_BLOCK = 100  # groups of prompts
+PER_PROMPT = 1e3  # operations of a method on one prompt, at the least
 
 
 View = tuple[str, Kernel | None]  # its name, and the kernel if it is that of one
@@ -216,9 +219,13 @@ def evaluate(
     prompts = checks.count(
         "prompts", (200_000 if contexts is None else 10_000) if prompts is None else prompts
     )
+    check_asked(methods, data, prompts, checks.count("chunk", chunk), every, key, progress)
     chunk = min(chunk, prompts)
     each = by_run(data)
-    first = data if each is None else each[0]
+    first = a_distribution("data", data if each is None else each[0])
+    for name, method in methods.items():
+        own = by_run(method)
+        check_dimension(method if own is None else own.stacked, first.dimension, name, own is not None)
     entries = _entries(methods, first.dimension, first.views)
     sources = [take(data, ...)] if each is None else each.each()
     if len(sources) == 1 and each is None:
@@ -237,6 +244,32 @@ def evaluate(
         return Blocks(dict(zip(views, drawn, strict=True)), (place < blocks).astype(np.int32))
 
     return _scores(entries, draw, len(sources), range(0, blocks, many), blocks * chunk, every, progress)
+
+
+def check_asked(
+    methods: Any, data: Any, prompts: int, chunk: int, every: bool, key: Any, progress: Any
+) -> None:
+    """What is scored, on what, and whether that many prompts can be had."""
+    example = "pass evaluate({'name': method}, ...)"
+    checks.instance("methods", methods, Mapping, f"methods by name: {example}")
+    if not methods:
+        raise checks.InputError(f"methods is empty: {example}.")
+    for name, method in methods.items():
+        checks.instance("a name in methods", name, str, "a text")
+        own = by_run(method)
+        one = method if own is None else own.stacked
+        if not checks.has(one, "as_algorithm"):
+            raise checks.InputError(
+                f"methods[{name!r}] is {checks.shown(one)}: it must be a method, an optimum, or one of these per run."
+            )
+    checks.random_key("key", key)
+    checks.function("progress", progress, "a function of the part that is done and a text")
+    runs = (None if (each := by_run(data)) is None else each.runs) or 1
+    said = f"prompts is {prompts}"
+    if every:
+        room.fits(said, 4.0 * runs * prompts * len(methods), "Pass fewer, or every=False.")
+    room.in_time(said, float(runs) * prompts * len(methods) * PER_PROMPT, "Pass fewer.")
+    room.fits(f"chunk is {chunk}", 4.0 * min(chunk, prompts), "Pass fewer.")
 
 
 def _at_once(source: Any, chunk: int, views: tuple[View, ...], blocks: int) -> int:
@@ -335,7 +368,7 @@ def _scores(
 
     items = [(run, start) for run in range(runs) for start in starts]
     totals = [[Total.nothing(entry.steps + 1, every) for _ in range(runs)] for entry in entries]
-    found = in_threads(one, items, None if jax.default_backend() == "cpu" else 2 * len(used()))
+    found = everywhere(one, items, None if jax.default_backend() == "cpu" else 2 * len(used()))
     for at, ((run, start), parts) in enumerate(zip(items, found, strict=True)):
         for own, part in zip(totals, parts, strict=True):
             own[run].add(part, start)

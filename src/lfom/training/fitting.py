@@ -19,15 +19,16 @@ from jax import Array
 from lfom.core import checks
 from lfom.core.arrays import as_array
 from lfom.core.checks import InputError
-from lfom.core.methods import Algorithm
+from lfom.core.methods import Algorithm, a_method
 from lfom.core.parameters import check_dimension, check_layers
 from lfom.core.parameters import kinds as kinds_of
 from lfom.core.runs import PerRun, by_run, common_runs
 from lfom.core.states import VIEWS, common
 from lfom.core.vectors import Parameters, from_vector, parameters, vector_of
+from lfom.core.words import in_words
 from lfom.training.adam import Adam
 from lfom.training.least_squares import LeastSquares
-from lfom.training.sources import sources
+from lfom.training.sources import check_data, sources
 from lfom.training.state import Phase, Setting, State, Tick, Watch
 
 NO_CLIP = 1e3  # gradients of the log of a loss are smaller
@@ -50,6 +51,13 @@ class Fit:
     >>> trained.runs, trained.model(depth=1).depth, trained.model().depth
     (1, 1, 2)
     """
+
+    def __repr__(self) -> str:
+        runs, passes = len(self.vectors), len(self.history)
+        return (
+            f"Fit({runs} run{'s' * (runs > 1)}, depths {list(self.depths)}, {passes} pass{'es' * (passes != 1)} in "
+            f"{self.seconds:.1f} s, {in_words(self.template)})"
+        )
 
     template: Any
     depths: tuple[int, ...]
@@ -80,7 +88,10 @@ class Fit:
         return PerRun(models)
 
     def _pick(self, run: int, depth: int | None) -> Any:
-        if not 0 <= run < self.runs:
+        checks.count("run", run, 0)
+        if depth is not None:
+            checks.count("depth", depth)
+        if run >= self.runs:
             raise InputError(f"run is {run}: this fit has the runs 0 to {self.runs - 1}.")
         depth = self.depths[-1] if depth is None else depth
         if depth not in self.depths:
@@ -129,7 +140,13 @@ def fit(
     begun = time.perf_counter()
     models = _each(model)
     model = models[0]
+    checks.random_key("key", key)
+    checks.function("watch", watch, "a function of a state and a record")
+    checks.function("tick", tick, "a function of the part that is done")
+    checks.instance("resume", resume, State | None, "a state that watch was given, or None")
     wanted = _depths(model, depths)
+    check_data(model, data)
+    _trained_kinds(train)
     runs = by_run(data)
     views = getattr(data if runs is None else runs.stacked, "views", VIEWS)
     if optimiser is None:
@@ -161,7 +178,18 @@ def fit(
 
 def _each(model: Any) -> list[Algorithm]:
     runs = by_run(model)
-    return [model] if runs is None else runs.each()
+    return [a_method("model", one) for one in ([model] if runs is None else runs.each())]
+
+
+def _trained_kinds(train: Any) -> None:
+    """Names, or lists of names."""
+    wanted = "a kind of parameters or a list of kinds, such as ('A', 'coefficients')"
+    checks.instance("train", train, str | list | tuple | set | frozenset | None, wanted)
+    for stage in train if isinstance(train, list | tuple | set | frozenset) else ():
+        for kind in stage if isinstance(stage, list | tuple | set | frozenset) else (stage,):
+            checks.instance("train", kind, str, wanted)
+    if train is not None and not train:
+        raise InputError("train is empty: name what is trained, or leave it out for all.")
 
 
 def _for_runs(data: Any, models: list[Algorithm]) -> Any:
@@ -174,7 +202,11 @@ def _optimisers(optimiser: Any) -> list[LeastSquares | Adam]:
     """One, several, or the default of `plan`."""
     if optimiser is None:
         return [LeastSquares()]
-    return [optimiser] if isinstance(optimiser, LeastSquares | Adam) else list(optimiser)
+    several = list(optimiser) if isinstance(optimiser, list | tuple) else [optimiser]
+    wanted = "lfom.LeastSquares(...), lfom.Adam(...) or a list of these, or None"
+    for one in several or [None]:
+        checks.instance("optimiser", one, LeastSquares | Adam, wanted)
+    return several
 
 
 def plan(
@@ -213,7 +245,10 @@ def plan(
 def _depths(model: Algorithm, depths: Sequence[int] | None) -> tuple[int, ...]:
     if depths is None:
         return (model.depth,)
-    if not depths:
+    example = f"[{depths}]" if isinstance(depths, int) else "[1, 2]"
+    kinds = list | tuple | set | range | np.ndarray
+    checks.instance("depths", depths, kinds, f"a list of numbers of layers. Pass depths={example}")
+    if not len(depths):
         raise InputError("depths is empty: name at least one depth.")
     for depth in depths:
         checks.count("depth", depth)

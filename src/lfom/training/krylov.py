@@ -19,6 +19,7 @@ from jaxtyping import Float
 
 from lfom.core.arrays import as_array, matmat, transpose
 from lfom.core.coefficients import Pair
+from lfom.core.devices import on_host_device
 from lfom.core.memories import Bank
 from lfom.core.methods import Method
 from lfom.core.parameters import kinds
@@ -28,6 +29,7 @@ from lfom.core.readers import Gradient
 from lfom.core.threads import in_threads
 from lfom.core.vectors import Parameters, from_vector
 from lfom.limits.krylov import basis, coefficients, factors, moments, seen
+from lfom.training.chunks import summed
 from lfom.training.state import Setting
 
 WIDER = 1.5  # h over the mean largest eigenvalue
@@ -133,7 +135,7 @@ def _accumulate(
             return jax.lax.map(one_depth, (matrices, coefficients, limits))
 
         zero = jnp.zeros((matrices.shape[0], size, size), M.dtype)
-        return jax.lax.fori_loop(first, last, lambda chunk, total: total + chunk_sum(chunk), zero)
+        return summed(chunk_sum, first, last, zero, size * d * source.chunk)
 
     total = jax.lax.map(one_run, (M, c, h, source.arrays, keys))
     return total[..., :-1, :-1], total[..., :-1, -1]
@@ -163,9 +165,7 @@ def _coefficient_equations(
 
         shape = (matrices.shape[0], depth)
         zero = (jnp.zeros((*shape, depth), M.dtype), jnp.zeros(shape, M.dtype))
-        return jax.lax.fori_loop(
-            first, last, lambda chunk, total: jax.tree.map(jnp.add, total, chunk_sum(chunk)), zero
-        )
+        return summed(chunk_sum, first, last, zero, depth * M.shape[-1] * source.chunk)
 
     return jax.lax.map(one_run, (M, h, source.arrays, keys))
 
@@ -201,9 +201,7 @@ def _score(
             return jax.lax.map(one_depth, (matrices, coefficients, limits))
 
         zero = (jnp.zeros(coefficients.shape[:2], M.dtype),) * 3
-        return jax.lax.fori_loop(
-            first, last, lambda chunk, total: jax.tree.map(jnp.add, total, chunk_sum(chunk)), zero
-        )
+        return summed(chunk_sum, first, last, zero, c.shape[-1] * M.shape[-1] * source.chunk)
 
     return jax.lax.map(one_run, (M, c, h, source.arrays, keys))
 
@@ -372,7 +370,7 @@ class Krylov:
             from_vector(self._template, numbers, on_device=False), depth
         )  # (2, L, L, models, 1 + p)
         tables, slopes = np.moveaxis(found[..., 0].real, -1, 0), found[..., 1:].imag / TINY
-        with jax.enable_x64(True):
+        with jax.enable_x64(True), on_host_device():  # a program so small starts ten times faster there
             sent = [
                 np.resize(a, (size, *a.shape[1:]))
                 for a in (tables, h.reshape(-1), active.reshape(models, -1))

@@ -11,13 +11,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
+import jax
 import numpy as np
 from jax import Array
 
-from lfom.core import checks
+from lfom.core import checks, room
 from lfom.core.arrays import as_array
 from lfom.core.checks import InputError
+from lfom.core.hosts import everywhere, spread
 from lfom.core.vectors import vector_of
+from lfom.core.words import brief
 from lfom.training.direct import Direct
 from lfom.training.krylov import Krylov, has_krylov_view
 from lfom.training.spectral import PROMPTS, has_spectral_view, matrices_of, matrix_phase, spectral_state
@@ -25,6 +28,7 @@ from lfom.training.state import Phase, Setting, State
 
 DAMPING = (1e-6, 1e-3, 1e-2, 1e-1, 1.0)  # steps tried, relative to diag(J^T J)
 CAREFUL = (1e-1, 1.0, 10.0, 100.0)  # when many parameters are freed at once: shrink towards where we are
+PER_PROMPT = 1e4  # operations of a pass for one prompt, at the least
 FEWEST = 5  # chunks of a pass, for shallow models too
 MOST_PROMPTS = 100  # as a factor: a larger one was meant as a number
 DEEP, MANY_MORE = (
@@ -32,6 +36,7 @@ DEEP, MANY_MORE = (
     4,
 )  # from so many layers on, coefficients are found once more, from so many times the prompts
 SLICE = 10  # chunks per compiled call, so that progress shows and Ctrl-C is heard
+LARGER = 128  # the same on an accelerator
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,8 @@ class LeastSquares:
     (30, 3)
     """
 
+    __repr__ = brief
+
     first: int | None = None
     last: int | None = None
     passes: tuple[int, int] = (30, 3)
@@ -63,11 +70,25 @@ class LeastSquares:
 
     def __check_init__(self) -> None:
         checks.count("chunk", self.chunk)
-        if not 0 <= self.hold_out < 1:
+        for name in ("first", "last"):
+            if getattr(self, name) is not None:
+                checks.count(name, getattr(self, name))
+                said = f"{name} is {getattr(self, name)}"
+                room.in_time(said, getattr(self, name) * PER_PROMPT, "Pass fewer prompts.")
+        checks.instance("passes", self.passes, list | tuple, "two numbers of passes, such as (30, 3)")
+        if len(self.passes) != 2:
+            raise InputError(f"passes is {self.passes}: it must be two numbers. Pass (30, 3), for example.")
+        for one in self.passes:
+            checks.count("passes", one)
+        checks.non_negative("gain", self.gain)
+        if self.every_matrix is not None:
+            checks.flag("every_matrix", self.every_matrix)
+        room.fits(f"chunk is {self.chunk}", 4.0 * self.chunk, "Pass fewer prompts.")
+        if not 0 <= checks.number("hold_out", self.hold_out) < 1:
             raise InputError(
                 f"hold_out is {self.hold_out}: it is the share of a fixed set that judges, from 0 to below 1."
             )
-        if not 0 < self.prompts <= MOST_PROMPTS:
+        if not 0 < checks.number("prompts", self.prompts) <= MOST_PROMPTS:
             raise InputError(
                 f"prompts is {self.prompts}: it is a factor on the usual number, above 0 and at most {MOST_PROMPTS}. Say "
                 "numbers of prompts as first and last."
@@ -263,11 +284,16 @@ def _total(
 ) -> list[np.ndarray]:
     """program(first, last) over all chunks in slices, added up in float64. `part`: which part of the
     pass this is, for the bar."""
+    size = SLICE if jax.default_backend() == "cpu" else LARGER
+    spans = [(first, min(first + size, chunks.stop)) for first in range(chunks.start, chunks.stop, size)]
+
+    def over(span: tuple[int, int]) -> list[np.ndarray]:
+        first, last = (np.int32(place) for place in span)
+        return [np.asarray(a, np.float64) for a in program(first, last, limits)]
+
     total: list[np.ndarray] | None = None
-    bounds = limits
-    for first in range(chunks.start, chunks.stop, SLICE):
-        last = min(first + SLICE, chunks.stop)
-        arrays = [np.asarray(a, np.float64) for a in program(np.int32(first), np.int32(last), bounds)]
+    found = everywhere(over, spans) if spread() else map(over, spans)
+    for (_, last), arrays in zip(spans, found, strict=True):
         total = arrays if total is None else [a + b for a, b in zip(total, arrays, strict=True)]
         if setting.tick:
             setting.tick(part[0] + (part[1] - part[0]) * (last - chunks.start) / len(chunks))

@@ -25,6 +25,7 @@ from lfom.core.parameters import rebuilt
 from lfom.core.problems import JointGram, Problem, Quadratic
 from lfom.core.threads import in_threads
 from lfom.core.unroll import last_residual
+from lfom.core.words import brief
 from lfom.limits.bayes import posterior_means
 from lfom.prompts.distributions import Distribution, Prior
 from lfom.prompts.prompt import Prompt
@@ -64,6 +65,8 @@ class PrefixScore:
     >>> found["CGD"].contexts, bool(found["CGD"].mean[0, 1] < found["CGD"].mean[0, 0])
     ((1, 6), True)
     """
+
+    __repr__ = brief
 
     name: str
     contexts: tuple[int, ...]

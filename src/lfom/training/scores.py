@@ -60,13 +60,17 @@ class Score:
     True
     """
 
+    def __repr__(self) -> str:
+        runs = len(self.mean)
+        return f"Score({self.name!r}, log loss {self.log_loss:.3f}, {runs} run{'s' * (runs > 1)}, {self.prompts:,} prompts)"
+
     name: str
     mean: np.ndarray  # (runs, steps) mean loss over prompts
     stderr: np.ndarray  # (runs, steps) its standard error
     prompts: int
     groups: np.ndarray  # (runs, groups) sums of the losses after the last step over groups of prompts, the same for all methods
     counts: np.ndarray  # (runs, BINS) how many of these losses fall into each bin
-    last: np.ndarray | None = None  # (runs, prompts)
+    last: Any = None  # (runs, prompts)
 
     @classmethod
     def of(cls, name: str, mean: Any, stderr: Any, last: np.ndarray) -> "Score":

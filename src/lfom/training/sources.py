@@ -10,13 +10,14 @@ import numpy as np
 from jax import Array
 
 from lfom.core.arrays import as_array
-from lfom.core.checks import InputError, count
+from lfom.core.checks import InputError, count, has, instance, real_array
 from lfom.core.kernels import Kernel
 from lfom.core.link_problems import LinkExamples, LinkTokens
+from lfom.core.parameters import check_dimension
 from lfom.core.problems import JointGram, KernelMatrix, Problem, Quadratic, Tokens
 from lfom.core.runs import PerRun, by_run, stack, take
 from lfom.prompts.distributions import Distribution
-from lfom.prompts.prompt import Prompt, problem_of
+from lfom.prompts.prompt import Prompt, checked, problem_of
 
 
 class Fresh(eqx.Module):
@@ -165,6 +166,23 @@ def sources(
     if view == "tokens":
         return FixedTokens(stack([problem_of(_one_batch(item, view), view) for item in items]), chunk)
     return _fixed([_prompts_last(item, view, kernel) for item in items], chunk, hold_out)
+
+
+def check_data(model: Any, data: Any) -> None:
+    """Whether a model can be trained on these: what they are, their dimension, and that given numbers are finite."""
+    runs = by_run(data)
+    first = data if runs is None else runs[0]
+    if has(first, "dimension", "prompt"):
+        check_dimension(model, first.dimension)
+    elif has(first, "X", "query"):
+        for one in [first] if runs is None else runs.each():
+            check_dimension(model, checked(one).X.shape[-1])
+    else:
+        instance(
+            "data", first, Problem, "a Distribution, prompts, a Quadratic, or a list of these, one per run"
+        )
+        for leaf in jax.tree.leaves(first):
+            real_array("data", leaf)
 
 
 def _one_batch(item: Any, view: str) -> Prompt:

@@ -13,11 +13,14 @@ from jax import Array
 from lfom.core.arrays import as_array
 from lfom.core.compiler import jit_draws
 from lfom.core.vectors import Parameters
+from lfom.core.words import brief
 
 
 @dataclass(frozen=True)
 class State:
     """Where a fit stands: all that is needed to go on, bit for bit."""
+
+    __repr__ = brief
 
     phase: int
     level: int
@@ -91,9 +94,7 @@ class Setting:
 
     def keys(self, phase: int, step: int) -> Array:
         """One key per run for a pass: a pure function of where the fit stands."""
-        return jax.random.split(
-            jax.random.fold_in(jax.random.fold_in(self.key, phase), step), self.source.runs
-        )
+        return _keys(self.key, np.int32(phase), np.int32(step), self.source.runs)
 
     def diverged(self, loss: np.ndarray, state: State, step: str) -> Diverged:
         bad = np.argwhere(~np.isfinite(loss))
@@ -104,3 +105,8 @@ class Setting:
             f"norm of its parameters is {norm:.3g}. The last good state is kept. Lower the learning "
             "rate, or check the prompts for values that are too large."
         )
+
+
+@functools.partial(jax.jit, static_argnames="runs")
+def _keys(key: Array, phase: Array, step: Array, runs: int) -> Array:
+    return jax.random.split(jax.random.fold_in(jax.random.fold_in(key, phase), step), runs)

@@ -14,11 +14,16 @@ from lfom.core.methods import Algorithm
 from lfom.core.parameters import dimension
 from lfom.core.problems import Problem
 from lfom.core.unroll import losses
+from lfom.core.words import brief
 from lfom.limits.krylov import coefficients, moments
+
+MOST = 5  # parameters: a grid of 16 x 12^4 points
 
 
 class Tuned(eqx.Module):
     """A method with the step sizes that were found, and its mean loss on the sample prompts."""
+
+    __repr__ = brief
 
     method: Algorithm
     parameters: tuple[float, ...]
@@ -45,6 +50,18 @@ def tune(
     >>> 0 < tuned.parameters[0] < 4
     True
     """
+    if not callable(build):
+        raise checks.InputError(
+            f"build is {checks.shown(build)}: it must be a function such as lfom.momentum, called with numbers and steps."
+        )
+    checks.instance(
+        "prompts", prompts, Problem, "quadratics, such as data.quadratics(jax.random.key(0), 500)"
+    )
+    checks.positive("highest", highest)
+    if checks.count("parameters", parameters) > MOST:
+        raise checks.InputError(
+            f"parameters is {parameters}: at most {MOST} are searched on a grid. Pass fewer."
+        )
     return tune_each(build, prompts, steps=[steps], parameters=parameters, highest=highest)[steps]
 
 

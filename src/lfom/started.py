@@ -1,0 +1,47 @@
+"""Ctrl-C while the command line is still importing: no traceback, and exit status 130.
+
+JAX takes seconds to import. Nothing has been begun by then, so that the process may end at once. A program that imports
+lfom is left alone.
+"""
+
+import itertools
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+
+
+def is_command(argv: list[str], original: list[str]) -> bool:
+    """Whether this process is the command `lfom`, or `python -m lfom`.
+
+    >>> is_command(["/usr/bin/lfom", "verify"], ["python", "/usr/bin/lfom", "verify"])
+    True
+    >>> is_command(["-m", "verify"], ["python", "-m", "lfom", "verify"])
+    True
+    >>> is_command(["train.py"], ["python", "train.py"]), is_command(["-c"], ["python", "-c", "import lfom"])
+    (False, False)
+    """
+    by_name = bool(argv) and Path(argv[0]).name in ("lfom", "lfom.exe")
+    as_module = argv[:1] == ["-m"] and any(pair == ("-m", "lfom") for pair in itertools.pairwise(original))
+    return by_name or as_module
+
+
+def end(number: int = 0, frame: Any = None) -> None:
+    """End now, whatever is being imported."""
+    os._exit(INTERRUPTED)
+
+
+def end_quietly_while_importing() -> None:
+    """To be called first of all."""
+    if is_command(sys.argv, sys.orig_argv) and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, end)
+
+
+def imported() -> None:
+    """From here on Ctrl-C is a KeyboardInterrupt again."""
+    if signal.getsignal(signal.SIGINT) is end:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

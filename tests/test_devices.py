@@ -1,0 +1,127 @@
+"""Several devices give the bits of one; an accelerator's ways of working, tried on a CPU."""
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import lfom
+from lfom.core import devices as module
+from lfom.core import threads
+from lfom.core.checks import InputError
+from lfom.training import chunks
+
+PROGRAM = """
+import hashlib, json, jax, numpy as np, lfom
+from lfom.core.threads import in_threads
+
+data = lfom.LinearRegression([1.0, 0.5], context=8)
+model = lfom.memformer(2, 2, key=jax.random.key(0))
+found = {}
+for count in (1, 2, 4):
+    with lfom.devices(count):
+        places = {int(a.device.id) for a in in_threads(lambda i: jax.numpy.zeros(3) + i, range(8))}
+        how = lfom.LeastSquares(first=40_000, last=40_000, passes=(2, 1))
+        fit = lfom.fit(model, [data, data], key=jax.random.key(1), depths=(1, 2), optimiser=how)
+        score = lfom.evaluate({"GD": lfom.gradient_descent(0.3, 3)}, data, prompts=20_000, key=jax.random.key(2))["GD"]
+        bits = b"".join(np.asarray(a).tobytes() for a in (fit.vectors, score.mean, score.stderr, score.groups, score.counts))
+        found[count] = [len(places), hashlib.sha256(bits).hexdigest()]
+print(json.dumps(found))
+"""
+
+
+def in_process(program: str, count: int) -> str:
+    """What a program of its own prints that has so many CPU devices."""
+    given = {**os.environ, "XLA_FLAGS": f"--xla_force_host_platform_device_count={count}"}
+    source = str(Path(lfom.__file__).parents[1])
+    given["PYTHONPATH"] = os.pathsep.join([source, given.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=given, capture_output=True, text=True, timeout=500
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def test_fits_and_scores_are_the_same_to_the_last_bit_on_1_2_and_4_devices() -> None:
+    found = json.loads(in_process(PROGRAM, 4).splitlines()[-1])
+    assert {count: used for count, (used, _) in found.items()} == {"1": 1, "2": 2, "4": 4}
+    assert len({bits for _, bits in found.values()}) == 1
+
+
+def test_more_devices_than_there_are_are_refused() -> None:
+    there = len(jax.local_devices())
+    with pytest.raises(InputError, match=f"devices is {there + 1}: this process has {there}"):
+        lfom.devices(there + 1)
+    with pytest.raises(InputError, match="devices"):
+        lfom.devices(0)
+
+
+def test_fewer_devices_are_used_inside_the_block_only() -> None:
+    before = module.used()
+    with lfom.devices(1) as one:
+        assert module.used() == before[:1]
+        assert repr(one) == "devices(1)"
+    assert module.used() == before
+
+
+def test_the_device_that_jax_was_told_to_use_is_used() -> None:
+    device = jax.local_devices()[-1]
+    with jax.default_device(device):
+        assert module.used() == [device]
+        assert next(threads.in_threads(lambda i: jnp.zeros(2) + i, [1])).device == device
+
+
+def test_pieces_come_back_in_order_and_few_are_begun_ahead() -> None:
+    begun: list[int] = []
+
+    def work(item: int) -> int:
+        begun.append(item)
+        return item
+
+    found = threads.in_threads(work, range(1_000), at_a_time=2)
+    assert next(found) == 0
+    assert len(begun) <= 2 * threads.AHEAD + 1
+    assert list(found) == list(range(1, 1_000))
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, 7), (3, 4), (2, 2), (5, 37)])
+def test_many_chunks_at_once_add_up_to_the_same(
+    first: int, last: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def of_chunk(chunk: Any) -> Any:
+        x = jnp.asarray(chunk, float) + jnp.arange(3.0)
+        return {"a": x, "b": jnp.where(chunk >= last, jnp.nan, x[0])}
+
+    zero = {"a": jnp.ones(3), "b": jnp.zeros(())}
+    plain = chunks.summed(of_chunk, jnp.int32(first), jnp.int32(last), zero, 1)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(chunks, "AT_ONCE", 4)
+    many = chunks.summed(of_chunk, jnp.int32(first), jnp.int32(last), zero, 1)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), many, plain)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("name", ["X", "y", "query", "target", "weights"])
+def test_as_on_an_accelerator_a_number_that_is_none_is_named(
+    name: str, bad: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There the check and the run are two programs, begun before the host has looked at shapes."""
+    prompts = lfom.LinearRegression([1.0, 0.5], context=4).prompts(jax.random.key(0), 3)
+    method = lfom.gradient_descent(0.3, 2)
+    plain = lfom.run(method, prompts).predictions
+    monkeypatch.setattr(importlib.import_module("lfom.prompts.run"), "reads_back", lambda: True)
+    np.testing.assert_allclose(lfom.run(method, prompts).predictions, plain, rtol=1e-6)
+    spoilt = {**vars(prompts), name: jnp.asarray(vars(prompts)[name]).at[1].set(bad)}
+    with pytest.raises(InputError, match=f"{name} holds"):
+        lfom.run(method, type(prompts)(**spoilt))
+    wrong = {**vars(prompts), "y": prompts.y[:, :-1]}
+    with pytest.raises(InputError, match="y has shape"):
+        lfom.run(method, type(prompts)(**wrong))
