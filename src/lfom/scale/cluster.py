@@ -107,8 +107,9 @@ def _local(distributed: Any, workers: int, one_core: bool) -> Iterator[Any]:
                 os.environ[name] = before[name]
 
 
-def spread(client: Any, work: Callable[..., Any], jobs: Iterable[Job]) -> Iterator[Ended]:
-    """work(*arguments) of every job, as they end, as many at a time as workers have threads."""
+def spread(client: Any, work: Callable[..., Any], jobs: Iterable[Job], waiting: int = 0) -> Iterator[Ended]:
+    """work(*arguments) of every job, as they end, as many at a time as workers have threads. waiting: how many more wait
+    for each, so that a worker need not wait for us between short ones."""
     distributed = extra("distributed", "--cluster")
     left, alone, running = iter(jobs), deque[Job](), dict[Any, Job]()
     failures, lonely, watch = Counter[str](), set[str](), Watch(client)
@@ -119,7 +120,7 @@ def spread(client: Any, work: Callable[..., Any], jobs: Iterable[Job]) -> Iterat
 
     try:
         while True:
-            while len(running) < watch.threads() and (job := next(left, None)) is not None:
+            while len(running) < watch.threads() * (1 + waiting) and (job := next(left, None)) is not None:
                 start(job)
             if not running and alone:
                 lonely.add(alone[0][0])

@@ -50,7 +50,7 @@ def on_cluster(
     jobs = [(file.stem, (str(file.resolve()), *common)) for file in origin.files]
     try:
         with connected(cluster) as client:
-            for name, end, why in spread(client, solve_shard, jobs):
+            for name, end, why in spread(client, solve_shard, jobs, waiting=1):
                 yield PieceEnd(name, FAILED, message=str(why)) if end is None else end
     finally:
         out.tidy()
