@@ -20,6 +20,17 @@ NOT_CALLED = {
 }  # fmt: skip
 
 
+TINY = """import lfom
+
+
+class Tiny(lfom.Experiment):
+    name = "tiny"
+
+    def run(self, bench):
+        return lfom.Outcome([lfom.Row("a", "none", float(x), -x) for x in (1, 2)], [])
+"""
+
+
 @functools.cache
 def things() -> dict[str, Any]:
     """Small objects of every kind."""
@@ -58,6 +69,7 @@ def good_calls(folder: Path) -> dict[str, tuple[Any, dict[str, Any]]]:
     file = folder / "method.safetensors"
     if not file.exists():
         lfom.save(file, t["gd"])
+    (folder / "tiny.py").write_text(TINY)
     steps = {"steps": 2}
     smooth = {"steps": 2, "smoothness": 1.0}
     spectrum = {"spectrum": [1.0, 0.5], "context": 4}
@@ -128,7 +140,7 @@ def good_calls(folder: Path) -> dict[str, tuple[Any, dict[str, Any]]]:
         ),
         "RandomScale": (lfom.RandomScale, {"base": data, "lowest": 0.5, "highest": 2.0}),
         "RepeatedQuery": (lfom.RepeatedQuery, {"base": data}),
-        "reproduce": (lfom.reproduce, {"experiments": [folder / "nothing.py"], "out": folder / "results"}),
+        "reproduce": (lfom.reproduce, {"experiments": [folder / "tiny.py"], "out": folder / "results"}),
         "ridge": (lfom.ridge, {"prompt": t["prompts"], "penalty": 0.1}),
         "run": (lfom.run, {"algorithm": t["gd"], "prompt": t["prompts"]}),
         "sampled_optimum": (

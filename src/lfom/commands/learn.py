@@ -12,6 +12,7 @@ from lfom.commands.inspect import described, print_method
 from lfom.commands.options import AsJsonTables, Force, Seed, print_json
 from lfom.commands.problem_files import check_out
 from lfom.commands.progress import PartProgress, duration
+from lfom.commands.telling import EVERY
 from lfom.solving.npz import read_problems
 from lfom.started import INTERRUPTED
 
@@ -42,7 +43,7 @@ def learn_command(
         names = structure if structure == "auto" else [name.strip() for name in structure.split(",")]
         console, begun = Console(stderr=True), time.monotonic()
         try:
-            with PartProgress(console, "learning") if console.is_terminal else Lines(stages=True) as told:
+            with PartProgress(console, "learning") if console.is_terminal else Lines(True, EVERY) as told:
                 method = learn(batch, steps, names, seed, worst_case=worst_case, progress=told)
         except KeyboardInterrupt:
             spent = duration(time.monotonic() - begun)

@@ -1,7 +1,7 @@
 """How long it will take, how far it is: estimates before the work, and bars during it.
 
 Bars are drawn on stderr by a thread of their own, so the clock goes on while a compiled program
-runs. Where stderr is not a terminal there is a plain line every ten seconds.
+runs. Where stderr is not a terminal there is a plain line every few seconds.
 """
 
 import time

@@ -9,14 +9,14 @@ from typing import Any
 
 from rich.console import Console
 
-EVERY = 10.0  # seconds between plain lines of one step
+EVERY = 5.0  # seconds between plain lines of one step
 
 Say = Callable[[str], None]
 
 
 class PlainLines:
-    """A line for each step of the work at once, and every ten seconds while one lasts, also while a compiled program
-    runs. steps: whether every new text is a step of its own; without, there are only those of every ten seconds."""
+    """A line for each step of the work at once, and every few seconds while one lasts, also while a compiled program
+    runs. steps: whether every new text is a step of its own; without, there are only those of every few seconds."""
 
     def __init__(self, text: str = "", steps: bool = True, every: float = EVERY, out: Any = None):
         self._text, self._steps, self._every, self._out = text, steps, every, out

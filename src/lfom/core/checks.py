@@ -91,8 +91,9 @@ def seed(name: str, value: object) -> int:
 
 def number(name: str, value: object) -> float:
     """One finite number, as a float."""
-    found = real_array(name, value, ())
-    return float(found)
+    if type(value) in (int, float) and math.isfinite(value):  # type: ignore[arg-type]
+        return float(value)  # type: ignore[arg-type]
+    return float(real_array(name, value, ()))
 
 
 def flag(name: str, value: object) -> bool:

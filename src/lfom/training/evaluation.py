@@ -58,12 +58,12 @@ class _Entry:
     def of_run(self, run: int) -> list[Array]:
         return self.arrays[run if len(self.arrays) > 1 else 0]
 
-    def sums(self, run: int, blocks: "Blocks") -> Any:
+    def sums(self, run: int, blocks: "Chunk") -> Any:
         return _sums(self.structure, self.of_run(run), self.active, self.steps, *blocks.of(self.view))
 
 
 @dataclass(frozen=True)
-class Blocks:
+class Chunk:
     """The prompts of a chunk in each of the views, blocks on the leading axis; alive: 1 for the blocks that count."""
 
     drawn: dict[View, Problem]
@@ -238,10 +238,10 @@ def evaluate(
     blocks = max(prompts // chunk, 1)
     many = _at_once(sources[0], chunk, views, blocks)
 
-    def draw(run: int, start: int) -> Blocks:
+    def draw(run: int, start: int) -> Chunk:
         place = np.arange(start, start + many, dtype=np.int32)
         drawn = _draw(sources[run], key, as_array(place), as_array(np.int32(run)), chunk, views)
-        return Blocks(dict(zip(views, drawn, strict=True)), (place < blocks).astype(np.int32))
+        return Chunk(dict(zip(views, drawn, strict=True)), (place < blocks).astype(np.int32))
 
     return _scores(entries, draw, len(sources), range(0, blocks, many), blocks * chunk, every, progress)
 
@@ -311,14 +311,14 @@ def evaluate_on(methods: Mapping[str, Any], sets: Quadratic, chunk: int = 2_000)
     whole = jax.tree.map(np.asarray, sets)
     runs, *_, prompts = whole.moment.shape
 
-    def draw(run: int, index: int) -> Blocks:
+    def draw(run: int, index: int) -> Chunk:
         part = slice(index * chunk, min((index + 1) * chunk, prompts))
         empty = chunk - (part.stop - part.start)  # filled up with prompts whose loss is zero
 
         def cut(a: np.ndarray) -> np.ndarray:
             return np.pad(a[run, ..., part], [(0, 0)] * (a.ndim - 2) + [(0, empty)])[None]
 
-        return Blocks({ITERATES: jax.tree.map(cut, whole)}, np.ones(1, np.int32))
+        return Chunk({ITERATES: jax.tree.map(cut, whole)}, np.ones(1, np.int32))
 
     entries = _entries(methods, whole.moment.shape[1])
     _check_runs(entries, runs)
@@ -337,7 +337,7 @@ def _check_runs(entries: list[_Entry], runs: int) -> None:
 
 def _scores(
     entries: list[_Entry],
-    draw: Callable[[int, int], Blocks],
+    draw: Callable[[int, int], Chunk],
     runs: int,
     starts: range,
     prompts: int,
