@@ -6,7 +6,7 @@ blocks: who computed a block, and when, changes nothing.
 """
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, overload
 
@@ -36,6 +36,7 @@ ITERATES = ("iterates", None)
 MOST = 2**20  # prompts of a chunk on an accelerator
 BYTES = 2**29  # that the problems of a chunk may take there
 IN_A_BLOCK = 100  # groups of prompts
+PIECE = 10  # chunks whose numbers travel together
 PER_PROMPT = 1e3  # operations of a method on one prompt, at the least
 
 
@@ -359,23 +360,39 @@ def _scores(
     list(in_threads(lambda entry: entry.sums(0, first), {e.structure: e for e in entries}.values()))
     every = every or prompts <= GROUPS
 
-    def one(item: tuple[int, int]) -> list[Sums]:
-        run, start = item
+    def of_chunk(run: int, start: int) -> list[Sums]:
         blocks = draw(run, start)
         begun = [entry.sums(run, blocks) for entry in entries]
         kept = [own if every else own._replace(last=None) for own in begun]
         return [_that_count(own, int(blocks.alive.sum())) for own in jax.device_get(kept)]
 
-    items = [(run, start) for run in range(runs) for start in starts]
+    def one(item: tuple[int, int]) -> list[Sums]:
+        run, first = item
+        parts = [of_chunk(run, start) for start in starts[first : first + PIECE]]
+        return [_together(own) for own in zip(*parts, strict=True)]
+
+    items = [(run, first) for run in range(runs) for first in range(0, len(starts), PIECE)]
     totals = [[Total.nothing(entry.steps + 1, every) for _ in range(runs)] for entry in entries]
     found = everywhere(one, items, None if jax.default_backend() == "cpu" else 2 * len(used()))
-    for at, ((run, start), parts) in enumerate(zip(items, found, strict=True)):
+    for at, ((run, first_of), parts) in enumerate(zip(items, found, strict=True)):
         for own, part in zip(totals, parts, strict=True):
-            own[run].add(part, start)
+            own[run].add(part, starts[first_of])
         if progress:
             done = (at + 1) / len(items)
             progress(done, f"{int(done * prompts):,} of {prompts:,} prompts")
     return {entry.name: _score(entry.name, own, prompts) for entry, own in zip(entries, totals, strict=True)}
+
+
+def _together(parts: Sequence[Sums]) -> Sums:
+    """Of chunk after chunk."""
+    if len(parts) == 1:
+        return parts[0]
+    joined = {
+        name: None if own[0] is None else np.concatenate(own)
+        for name, own in zip(Sums._fields, zip(*parts, strict=True), strict=True)
+        if name != "counts"
+    }
+    return Sums(**joined, counts=np.sum([part.counts for part in parts], axis=0))
 
 
 def _that_count(part: Sums, blocks: int) -> Sums:

@@ -1,0 +1,88 @@
+"""Two processes of one core each against one: prompts per second of `evaluate`, and of passes of least squares.
+
+    python benchmarks/hosts.py [--rounds 3]
+
+Every process is pinned to a core of its own (Linux). Conjugate gradients on d = 5, n = 20; a fit of a bank of four layers with
+passes of many prompts. The time of the slowest process, after everything was compiled.
+"""
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+
+PROMPTS, PASS = 4_000_000, 1_000_000
+
+
+def work(index, count, address, rounds):
+    os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[index]})
+    import jax
+
+    import lfom
+    from lfom.core import hosts
+
+    if count > 1:
+        hosts.joined(address, count, index, 60)
+    data = lfom.LinearRegression([1.0, 1.0, 0.25, 0.0625, 1.0], 20)
+    methods, model = {"CGD": lfom.conjugate_gradient(4)}, lfom.memformer(5, 4, key=jax.random.key(0))
+    how = lfom.LeastSquares(first=PASS, last=PASS, passes=(2, 1))
+
+    def scored(key):
+        return lfom.evaluate(methods, data, prompts=PROMPTS, key=key)["CGD"].mean
+
+    def fitted(key):
+        return lfom.fit(model, data, key=key, optimiser=how).vectors
+
+    found = {}
+    for name, job in (("evaluate", scored), ("least squares", fitted)):
+        job(jax.random.key(0))
+        times = []
+        for at in range(rounds):
+            begun = time.perf_counter()
+            job(jax.random.key(at + 1))
+            times.append(time.perf_counter() - begun)
+        found[name] = times
+    if index == 0:
+        print(json.dumps(found), flush=True)
+
+
+def measured(count, rounds):
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{held.getsockname()[1]}"
+    command = [sys.executable, __file__, "--rounds", str(rounds), "--address", address, "--count", str(count)]
+    begun = [
+        subprocess.Popen([*command, "--index", str(i)], stdout=subprocess.PIPE, text=True)
+        for i in range(count)
+    ]
+    texts = [one.communicate()[0] for one in begun]
+    return json.loads(texts[0].splitlines()[-1])
+
+
+def main():
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked.add_argument("--rounds", type=int, default=3)
+    asked.add_argument("--most", type=int, default=2)
+    for hidden, kind in (("--address", str), ("--count", int), ("--index", int)):
+        asked.add_argument(hidden, type=kind, help=argparse.SUPPRESS)
+    given = asked.parse_args()
+    if given.index is not None:
+        work(given.index, given.count, given.address, given.rounds)
+        return
+    print(f"load of this machine: {os.getloadavg()[0]:.1f}, cores: {len(os.sched_getaffinity(0))}")
+    one = measured(1, given.rounds)
+    for count in (2, 4, 8):
+        if count > given.most:
+            break
+        several = measured(count, given.rounds)
+        for name in one:
+            a, b = statistics.median(one[name]), statistics.median(several[name])
+            print(f"{name}: 1 process {a:.2f} s, {count} processes {b:.2f} s: {a / b:.2f} times", flush=True)
+
+
+if __name__ == "__main__":
+    main()
