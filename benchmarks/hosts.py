@@ -1,8 +1,8 @@
-"""Two processes of one core each against one: prompts per second of `evaluate`, and of passes of least squares.
+"""Several processes of some cores each against one: prompts per second of `evaluate`, and of passes of least squares.
 
-    python benchmarks/hosts.py [--rounds 3]
+    python benchmarks/hosts.py [--rounds 3] [--cores 1] [--most 2]
 
-Every process is pinned to a core of its own (Linux). Conjugate gradients on d = 5, n = 20; a fit of a bank of four layers with
+Every process is pinned to cores of its own (Linux). Conjugate gradients on d = 5, n = 20; a fit of a bank of four layers with
 passes of many prompts. The time of the slowest process, after everything was compiled.
 """
 
@@ -16,10 +16,12 @@ import sys
 import time
 
 PROMPTS, PASS = 4_000_000, 1_000_000
+BANDWIDTH = 1e9  # bytes per second between processes of one machine
 
 
-def work(index, count, address, rounds):
-    os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[index]})
+def work(index, count, address, rounds, cores):
+    every = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, every[index * cores : (index + 1) * cores])
     import jax
 
     import lfom
@@ -46,15 +48,53 @@ def work(index, count, address, rounds):
             job(jax.random.key(at + 1))
             times.append(time.perf_counter() - begun)
         found[name] = times
+    if count == 1:
+        found["exchange"] = exchange(methods, data)
     if index == 0:
         print(json.dumps(found), flush=True)
 
 
-def measured(count, rounds):
+def exchange(methods, data):
+    """What the results of `evaluate` cost that travel: seconds and bytes, by one process alone."""
+    import jax
+
+    import lfom
+    from lfom.core import hosts
+    from lfom.training import evaluation
+
+    kept, plain = [], evaluation.everywhere
+
+    def seen(*given):
+        for result in plain(*given):
+            kept.append(result)
+            yield result
+
+    evaluation.everywhere = seen
+    lfom.evaluate(methods, data, prompts=PROMPTS, key=jax.random.key(0))
+    evaluation.everywhere = plain
+    begun = time.perf_counter()
+    content = hosts._packed(kept)
+    packed = time.perf_counter()
+    hosts._unpacked(content, jax.tree.structure(kept[0]))
+    return [packed - begun, time.perf_counter() - packed, len(content)]
+
+
+def predicted(alone, exchange, count):
+    """Each computes its share and packs it; all of it travels to all, and each unpacks all."""
+    pack, unpack, size = exchange
+    return alone / count + pack / count + unpack + (count - 1) * size / count / BANDWIDTH
+
+
+def measured(count, rounds, cores):
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{held.getsockname()[1]}"
-    command = [sys.executable, __file__, "--rounds", str(rounds), "--address", address, "--count", str(count)]
+    options = {"rounds": rounds, "address": address, "count": count, "cores": cores}
+    command = [
+        sys.executable,
+        __file__,
+        *(word for name, value in options.items() for word in (f"--{name}", str(value))),
+    ]
     begun = [
         subprocess.Popen([*command, "--index", str(i)], stdout=subprocess.PIPE, text=True)
         for i in range(count)
@@ -66,22 +106,26 @@ def measured(count, rounds):
 def main():
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     asked.add_argument("--rounds", type=int, default=3)
+    asked.add_argument("--cores", type=int, default=1)
     asked.add_argument("--most", type=int, default=2)
     for hidden, kind in (("--address", str), ("--count", int), ("--index", int)):
         asked.add_argument(hidden, type=kind, help=argparse.SUPPRESS)
     given = asked.parse_args()
     if given.index is not None:
-        work(given.index, given.count, given.address, given.rounds)
+        work(given.index, given.count, given.address, given.rounds, given.cores)
         return
     print(f"load of this machine: {os.getloadavg()[0]:.1f}, cores: {len(os.sched_getaffinity(0))}")
-    one = measured(1, given.rounds)
+    one = measured(1, given.rounds, given.cores)
     for count in (2, 4, 8):
         if count > given.most:
             break
-        several = measured(count, given.rounds)
-        for name in one:
+        several = measured(count, given.rounds, given.cores)
+        for name in ("evaluate", "least squares"):
             a, b = statistics.median(one[name]), statistics.median(several[name])
             print(f"{name}: 1 process {a:.2f} s, {count} processes {b:.2f} s: {a / b:.2f} times", flush=True)
+            if name == "evaluate":
+                model = predicted(a, one["exchange"], count)
+                print(f"  the cost model says {model:.2f} s, {100 * (model / b - 1):+.0f} %", flush=True)
 
 
 if __name__ == "__main__":

@@ -95,6 +95,35 @@ def test_a_process_that_is_killed_ends_the_other_and_one_alone_goes_on(alone: Pa
     assert file.read_bytes() == alone.read_bytes()
 
 
+OWN = """
+import lfom
+
+def experiment(called, start):
+    class Own(lfom.Experiment):
+        name, title = called, f"What halves from {start}"
+
+        def run(self, bench):
+            return lfom.Outcome([lfom.Row(called, "none", x, start * 2.0**-x) for x in range(4)], [])
+
+    return Own
+
+First, Second, Third = experiment("first", 1.0), experiment("second", 2.0), experiment("third", 3.0)
+"""
+
+
+def test_processes_share_experiments_and_the_first_has_them_all(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    words = ["reproduce", "own.py", "--out"]
+    assert finished(tmp_path, [*words, "alone"])[0][0] == 0
+    done = finished(tmp_path, [*words, "together"], 2)
+    assert [status for status, _, _ in done] == [0, 0], done
+    for name in ("first", "second", "third"):
+        for file in ("curves.csv", "claims.json"):
+            here, there = (tmp_path / folder / name / file for folder in ("alone", "together"))
+            assert here.read_bytes() == there.read_bytes()
+    assert (tmp_path / "together" / "report.html").exists()
+
+
 def test_processes_with_different_arguments_say_so(tmp_path: Path) -> None:
     with started(tmp_path, ["train", "--depths", "1"]) as none:
         none[0].kill()

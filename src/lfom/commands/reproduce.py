@@ -13,10 +13,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from lfom.commands.hosts import Coordinator, Devices, Hosts, Process, Processes, placed
 from lfom.commands.options import AsJson, Cluster, Seed, print_json
 from lfom.commands.telling import telling
 from lfom.core import checks
 from lfom.core.checks import InputError
+from lfom.core.hosts import place, writes
 from lfom.started import INTERRUPTED
 
 FAILURES = ("refused", "damaged", "failed")
@@ -36,8 +38,15 @@ def reproduce_command(
     seeds: Annotated[str, typer.Option(help="Several, as 0,1,2: verdicts are counted over them.")] = "",
     cluster: Cluster = None,
     as_json: AsJson = False,
+    devices: Devices = None,
+    hosts: Hosts = False,
+    coordinator: Coordinator = None,
+    processes: Processes = None,
+    process: Process = None,
 ) -> None:
     """The paper's figures from nothing: results, plots, verdicts and results/report.html."""
+    placed(devices, hosts, coordinator, processes, process)
+    from lfom.commands.together import reproduce_together
     from lfom.reproduction import Interrupted, reproduce
 
     every = [
@@ -51,7 +60,8 @@ def reproduce_command(
         )
     with telling("starting") as say:
         try:
-            done = reproduce(
+            make: Any = reproduce if place().count == 1 else reproduce_together
+            done = make(
                 experiments or [],
                 out,
                 preset=preset,
@@ -66,6 +76,8 @@ def reproduce_command(
             if not isinstance(stop, Interrupted) or stop.running:
                 os._exit(INTERRUPTED)  # threads cannot be stopped, and files are only ever written whole
             raise typer.Exit(INTERRUPTED) from None
+    if not writes():
+        raise typer.Exit(0)
     shown = [item.name for item in done if item.status in ("made", "kept") and item.seed == every[0]]
     claims = [
         (name, claim)

@@ -4,6 +4,7 @@ JAX's distributed runtime connects them. What a piece computes does not depend o
 on with the same numbers as one alone would, to the last bit.
 """
 
+import contextlib
 import dataclasses
 import io
 import json
@@ -53,6 +54,17 @@ def joined(coordinator: str | None, count: int | None, index: int | None, patien
     )
     _place[0] = Place(jax.process_index(), jax.process_count())
     return place()
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Inside this block the process works, and writes, as if there were no others."""
+    before = place()
+    _place[0] = Place()
+    try:
+        yield
+    finally:
+        _place[0] = before
 
 
 def spread() -> bool:

@@ -1,5 +1,6 @@
 """lfom.run: any method on one prompt or a batch, every step kept, in the cheapest view that it has."""
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -72,6 +73,8 @@ def run(algorithm: Algorithm, prompt: Prompt | Problem, *, view: str | None = No
     found, finite = begun or _begun(algorithm, prompt, view)
     if is_concrete(finite) and not finite:
         checked(prompt)  # says which number is not
+    if begun and finite is not True and is_concrete(finite):
+        _found_sound[id(prompt)] = prompt
     return found
 
 
@@ -85,19 +88,21 @@ def _view(algorithm: Algorithm, prompt: Prompt, view: str | None) -> str:
     return view
 
 
-def _begun(algorithm: Algorithm, prompt: Prompt, view: str) -> tuple[Trajectory, Array]:
+def _begun(algorithm: Algorithm, prompt: Prompt, view: str) -> tuple[Trajectory, Array | bool]:
     """The trajectory, and whether all numbers of the prompt are finite. An accelerator is asked for that first: its answer
     is here when the trajectory is not, so that nobody waits for it."""
     plain = all(isinstance(leaf, Array | np.ndarray) for leaf in jax.tree.leaves(algorithm))
     if not reads_back():
         return (_of_arrays if plain else _of_anything)(algorithm, prompt, view)
-    finite = _sound(prompt)
-    if is_concrete(finite):
+    finite = True if _found_sound.get(id(prompt)) is prompt else _sound(prompt)
+    if isinstance(finite, Array) and is_concrete(finite):
         finite.copy_to_host_async()
     return (_alone if plain else _alone_of_anything)(algorithm, prompt, view), finite
 
 
-def _begun_early(algorithm: Algorithm, prompt: Any, view: str | None) -> tuple[Trajectory, Array] | None:
+def _begun_early(
+    algorithm: Algorithm, prompt: Any, view: str | None
+) -> tuple[Trajectory, Array | bool] | None:
     """An accelerator computes while the host looks whether it should: what it found is thrown away if not."""
     if not reads_back() or not all(isinstance(a, Array) for a in jax.tree.leaves(prompt)):
         return None
@@ -147,6 +152,8 @@ _of_anything, _alone_of_anything = (
     eqx.filter_jit(_only),
 )  # also where a leaf is no array
 _sound = jax.jit(sound)
+# Prompts of JAX's arrays, which nobody can change, in which an accelerator has found no wrong number.
+_found_sound: weakref.WeakValueDictionary[int, Prompt] = weakref.WeakValueDictionary()
 
 
 def _on_tokens(algorithm: Algorithm, prompt: Prompt) -> Trajectory:

@@ -369,7 +369,8 @@ def _scores(
     def one(item: tuple[int, int]) -> list[Sums]:
         run, first = item
         parts = [of_chunk(run, start) for start in starts[first : first + PIECE]]
-        return [_together(own) for own in zip(*parts, strict=True)]
+        whole = [_together(own) for own in zip(*parts, strict=True)]
+        return [own._replace(counts=_filled(own.counts)) for own in whole]
 
     items = [(run, first) for run in range(runs) for first in range(0, len(starts), PIECE)]
     totals = [[Total.nothing(entry.steps + 1, every) for _ in range(runs)] for entry in entries]
@@ -393,6 +394,12 @@ def _together(parts: Sequence[Sums]) -> Sums:
         if name != "counts"
     }
     return Sums(**joined, counts=np.sum([part.counts for part in parts], axis=0))
+
+
+def _filled(counts: np.ndarray) -> np.ndarray:
+    """The bins that hold something, and how much: (2, bins). Most hold nothing, and these numbers travel."""
+    places = np.flatnonzero(counts)
+    return np.stack([places, counts[places]])
 
 
 def _that_count(part: Sums, blocks: int) -> Sums:
@@ -420,7 +427,7 @@ class Total:
         steps = len(self.losses)
         self.losses += part.losses[:, :steps].sum(axis=0, dtype=np.float64)
         self.squares += part.squares[:, :steps].sum(axis=0, dtype=np.float64)
-        self.counts += part.counts
+        self.counts[part.counts[0]] += part.counts[1]
         blocks, size = part.groups.shape
         places = (start * size + np.arange(blocks * size)) % GROUPS
         self.groups += np.bincount(places, part.groups.ravel().astype(np.float64), GROUPS)
