@@ -40,7 +40,11 @@ print(json.dumps(found))
 
 def in_process(program: str, count: int) -> str:
     """What a program of its own prints that has so many CPU devices."""
-    given = {**os.environ, "XLA_FLAGS": f"--xla_force_host_platform_device_count={count}"}
+    given = {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={count}",
+    }
     source = str(Path(lfom.__file__).parents[1])
     given["PYTHONPATH"] = os.pathsep.join([source, given.get("PYTHONPATH", "")])
     done = subprocess.run(

@@ -36,6 +36,7 @@ ITERATES = ("iterates", None)
 MOST = 2**20  # prompts of a chunk on an accelerator
 BYTES = 2**29  # that the problems of a chunk may take there
 IN_A_BLOCK = 100  # groups of prompts
+AHEAD = 4  # chunks that an accelerator has to do at any time
 PIECE = 10  # chunks whose numbers travel together
 PER_PROMPT = 1e3  # operations of a method on one prompt, at the least
 
@@ -374,7 +375,7 @@ def _scores(
 
     items = [(run, first) for run in range(runs) for first in range(0, len(starts), PIECE)]
     totals = [[Total.nothing(entry.steps + 1, every) for _ in range(runs)] for entry in entries]
-    found = everywhere(one, items, None if jax.default_backend() == "cpu" else 2 * len(used()))
+    found = everywhere(one, items, None if jax.default_backend() == "cpu" else AHEAD * len(used()))
     for at, ((run, first_of), parts) in enumerate(zip(items, found, strict=True)):
         for own, part in zip(totals, parts, strict=True):
             own[run].add(part, starts[first_of])
