@@ -67,7 +67,7 @@ def test_a_sample_of_bad_calls_ends_with_sentences(kind: Any, tmp_path: Path) ->
         (lambda t: lfom.learn(t["problems"], steps=HUGE), "steps is 1000000000000"),
         (lambda t: lfom.memformer(5, HUGE, key=KEY), "depth 1000000000000"),
         (lambda t: lfom.memformer(5, 4, heads=HUGE, key=KEY), "heads 1000000000000"),
-        (lambda t: lfom.evaluate({"a": t["model"]}, t["data"], prompts=HUGE, key=KEY), "prompts is"),
+        (lambda t: lfom.evaluate({"a": t["model"]}, t["data"], prompts=1_000 * HUGE, key=KEY), "prompts is"),
         (lambda t: t["data"].prompts(KEY, HUGE), "count is"),
         (lambda t: lfom.Adam(steps=HUGE), "steps is"),
         (lambda t: lfom.exact_optimum(5, 20, 51), "depth is 51"),

@@ -16,7 +16,7 @@ from tests.bad_calls.judge import LONGEST, changed, limited, snapshot
 from tests.bad_calls.values import Bad, bad_values, kind_of, others, paths
 
 # Sentences that name what the argument is made of instead of the argument.
-ALSO = {"prompts": ("prompt", "X", "run"), "problems": ("problem",), "data": ("prompts", "X", "runs"), "heads": ("mixture",), "thing": ("what", "which no file can hold"),
+ALSO = {"count": ("devices",), "source": ("piece", "the arrays"), "prompts": ("prompt", "X", "run"), "problems": ("problem",), "data": ("prompts", "X", "runs"), "heads": ("mixture",), "thing": ("what", "which no file can hold"),
         "train": ("parameter kind",), "X": ("query", "y "), "means": ("variances",), "base": ("prompts", "labels", "examples"), "items": ("runs",), "types": ("type",), "experiments": ("experiment", "file"),
         "depths": ("depth",), "prompt": ("X", "query"), "penalty": ("penalty",), "model": ("train", "parameter", "gates", "runs")}  # fmt: skip
 

@@ -60,6 +60,35 @@ def loss(w: Any, data: Any) -> Any:
     return ((data @ w - 1) ** 2).mean()
 
 
+def one_device(count: Any) -> None:
+    """`lfom.devices`, without a trace left."""
+    with lfom.devices(count):
+        pass
+
+
+def streamed(
+    method: Any,
+    source: Any,
+    steps: Any = None,
+    tolerance: Any = None,
+    batch: Any = None,
+    force: Any = False,
+    cluster: Any = None,
+    progress: Any = None,
+) -> None:
+    """`lfom.solve_stream` without a sink: solutions come as somebody asks for them."""
+    options = {
+        "steps": steps,
+        "tolerance": tolerance,
+        "batch": batch,
+        "force": force,
+        "cluster": cluster,
+        "progress": progress,
+    }
+    found: Any = lfom.solve_stream(method, source, **options)
+    list(found)
+
+
 def good_calls(folder: Path) -> dict[str, tuple[Any, dict[str, Any]]]:
     """(function, arguments) by name. folder: where files may be written."""
     t = things()
@@ -155,6 +184,8 @@ def good_calls(folder: Path) -> dict[str, tuple[Any, dict[str, Any]]]:
         ),
         "turn": (lfom.turn, {"key": key, "d": 2, "angle": 0.3}),
         "Workbench": (lfom.Workbench, {}),
+        "devices": (one_device, {"count": 1}),
+        "solve_stream": (streamed, {"method": t["gd"], "source": [t["problems"]]}),
         "worst_case": (lfom.worst_case, {"method": t["gd"]}),
         # What is done with them.
         "Fit.model": (t["fit"].model, {"run": 0}),

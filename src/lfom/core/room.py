@@ -29,11 +29,12 @@ def fits(said: str, size: float, remedy: str) -> None:
         )
 
 
-def in_time(said: str, operations: float, remedy: str) -> None:
-    """Refuse what takes days."""
-    days = operations / RATE / 86_400
+def in_time(said: str, operations: float, remedy: str, rate: float = RATE) -> None:
+    """Refuse what takes days. rate: operations per second, where what is known of this machine says less than of any."""
+    days = operations / rate / 86_400
     if days > DAYS:
-        raise InputError(f"{said}: that takes {days:,.3g} days or more on any machine. {remedy}")
+        where = "on any machine" if rate >= RATE else "on this machine"
+        raise InputError(f"{said}: that takes {days:,.3g} days or more {where}. {remedy}")
 
 
 def table(name: str, steps: int, width: float = 1.0) -> int:

@@ -64,6 +64,8 @@ def solve_stream(
     >>> summary.problems, summary.ok, len(found)
     (150, True, 3)
     """
+    checks.flag("force", force)
+    checks.function("progress", progress, "a function that is told how far the stream is")
     _check(method, steps, tolerance)
 
     def solve(problems: Any) -> Solution:

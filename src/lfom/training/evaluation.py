@@ -26,7 +26,7 @@ from lfom.core.parameters import check_dimension, rebuilt, widened
 from lfom.core.problems import Problem, Quadratic
 from lfom.core.runs import PerRun, by_run, common_runs, take
 from lfom.core.states import VIEWS, common
-from lfom.core.threads import in_threads
+from lfom.core.threads import cores, in_threads
 from lfom.core.unroll import losses
 from lfom.prompts.distributions import a_distribution
 from lfom.training.prefixes import PrefixScore, prefix_scores
@@ -39,6 +39,7 @@ IN_A_BLOCK = 100  # groups of prompts
 AHEAD = 4  # chunks that an accelerator has to do at any time
 PIECE = 10  # chunks whose numbers travel together
 PER_PROMPT = 1e3  # operations of a method on one prompt, at the least
+CORE = 2e9  # of them in a second on a core, at the most
 
 
 View = tuple[str, Kernel | None]  # its name, and the kernel if it is that of one
@@ -270,7 +271,8 @@ def check_asked(
     said = f"prompts is {prompts}"
     if every:
         room.fits(said, 4.0 * runs * prompts * len(methods), "Pass fewer, or every=False.")
-    room.in_time(said, float(runs) * prompts * len(methods) * PER_PROMPT, "Pass fewer.")
+    rate = min(CORE * cores(), room.RATE) if jax.default_backend() == "cpu" else 10 * room.RATE
+    room.in_time(said, float(runs) * prompts * len(methods) * PER_PROMPT, "Pass fewer.", rate)
     room.fits(f"chunk is {chunk}", 4.0 * min(chunk, prompts), "Pass fewer.")
 
 
