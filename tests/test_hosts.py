@@ -148,7 +148,12 @@ def test_an_address_that_nobody_answers_is_told(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(command, "_end_with_parent", lambda parent: None)
     with pytest.raises(InputError, match=r"did not find each other at 10\.0\.0\.1:6060 within 60 seconds"):
         command.placed(None, False, "10.0.0.1:6060", 2, 1)
+    for name in command.JOBS:
+        monkeypatch.delenv(name, raising=False)
     with pytest.raises(InputError, match="--hosts found no job of Slurm"):
+        command.placed(None, True, None, None, None)
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    with pytest.raises(InputError, match="the processes of this job did not find each other"):
         command.placed(None, True, None, None, None)
 
 

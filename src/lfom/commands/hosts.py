@@ -26,6 +26,14 @@ from lfom.core.devices import devices as use_devices
 WATCHED = "LFOM_WATCHED"  # in the environment of a child: the number of the process that watches it
 OWN = ("--process",)  # options that differ between processes
 SCALE = ("devices", "hosts", "coordinator", "processes", "process")  # parameters of commands
+# In the environment of jobs that JAX finds by itself: Slurm, Open MPI, Kubernetes, Cloud TPU.
+JOBS = (
+    "SLURM_JOB_ID",
+    "OMPI_MCA_orte_hnp_uri",
+    "KUBERNETES_SERVICE_HOST",
+    "TPU_WORKER_ID",
+    "CLOUD_TPU_TASK_ID",
+)
 PATIENCE = 60  # seconds until the others have to be there
 
 Devices = Annotated[int | None, option("Use so many of this machine's devices. [default: all]", "Scale")]
@@ -62,6 +70,11 @@ def _check(coordinator: str | None, processes: int | None, process: int | None) 
             "--process I, or --hosts alone under Slurm, Open MPI or Kubernetes."
         )
     if coordinator is None or processes is None or process is None:
+        if not any(name in os.environ for name in JOBS):
+            raise InputError(
+                "--hosts found no job of Slurm, Open MPI or Kubernetes around this process: start it in one, or say --coordinator "
+                "HOST:PORT --processes N --process I."
+            )
         return
     host, _, port = coordinator.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65_536:
@@ -103,8 +116,8 @@ def _join(coordinator: str | None, processes: int | None, process: int | None) -
     except (RuntimeError, ValueError) as error:
         if coordinator is None:
             raise InputError(
-                "--hosts found no job of Slurm, Open MPI or Kubernetes around this process: start it in one, or say --coordinator "
-                f"HOST:PORT --processes N --process I. (JAX: {_short(error)})"
+                f"the processes of this job did not find each other within {PATIENCE} seconds: start one in every task, or say "
+                f"--coordinator HOST:PORT --processes N --process I. (JAX: {_short(error)})"
             ) from None
         raise InputError(
             f"the {processes} processes did not find each other at {coordinator} within {PATIENCE} seconds. Start all of them, with the same "

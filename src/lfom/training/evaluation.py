@@ -266,6 +266,7 @@ def check_asked(
                 f"methods[{name!r}] is {checks.shown(one)}: it must be a method, an optimum, or one of these per run."
             )
     checks.random_key("key", key)
+    checks.flag("every", every)
     checks.function("progress", progress, "a function of the part that is done and a text")
     runs = (None if (each := by_run(data)) is None else each.runs) or 1
     said = f"prompts is {prompts}"
