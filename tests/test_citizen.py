@@ -251,6 +251,39 @@ def test_derivatives_in_matrices_and_starts(options: Any) -> None:
 
 
 @pytest.mark.parametrize("options", [TOLERANCE, STEPS], ids=str)
+def test_second_derivatives(options: Any) -> None:
+    """Three steps of conjugate gradients solve systems of three unknowns, so both are those of the solution."""
+    B = np.random.default_rng(0).normal(size=(2, 3, 3))
+    given = (jnp.asarray(B @ B.swapaxes(1, 2) + np.eye(3)), jnp.asarray(B[:, 0]))
+
+    def ours(A: Any, b: Any) -> Any:
+        return lfom.conjugate_gradient(3).solve(lfom.LinearSystems(A, b), **options).value
+
+    def total(given: Any, solve: Any) -> Any:
+        A, b = given
+        return jnp.sum(solve((A + A.swapaxes(1, 2)) / 2, b) ** 3)
+
+    exact = jax.hessian(total)(given, lambda A, b: jnp.linalg.solve(A, b[..., None])[..., 0])
+    found = jax.hessian(total)(given, ours)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-8), found, exact)
+
+
+@pytest.mark.parametrize("options", [TOLERANCE, STEPS], ids=str)
+def test_derivatives_of_problems_under_vmap(options: Any) -> None:
+    problems: Any = systems(count=4, seed=1)
+    method = lfom.conjugate_gradient(3)
+
+    def one(A: Any, b: Any) -> Any:
+        return jnp.sum(method.solve(lfom.LinearSystems(A[None], b[None]), **options).value ** 2)
+
+    def batch(b: Any) -> Any:
+        return jnp.sum(method.solve(lfom.LinearSystems(problems.A, b), **options).value ** 2)
+
+    found = jax.grad(lambda b: jax.vmap(one)(problems.A, b).sum())(problems.b)
+    np.testing.assert_allclose(found, jax.grad(batch)(problems.b), rtol=1e-6)
+
+
+@pytest.mark.parametrize("options", [TOLERANCE, STEPS], ids=str)
 def test_derivatives_in_the_parameters_of_an_operator(options: Any) -> None:
     problems, method = grids(count=3, seed=2), learned_on_grids()
 

@@ -60,6 +60,31 @@ def test_fits_and_scores_are_the_same_to_the_last_bit_on_1_2_and_4_devices() -> 
     assert len({bits for _, bits in found.values()}) == 1
 
 
+SHARDED = """
+import jax, jax.numpy as jnp, numpy as np, lfom
+from jax.sharding import NamedSharding, PartitionSpec
+
+rng = np.random.default_rng(0)
+B = rng.normal(size=(8, 3, 3)).astype(np.float32)
+A, b = B @ B.swapaxes(1, 2) + np.eye(3, dtype=np.float32), rng.normal(size=(8, 3)).astype(np.float32)
+place = NamedSharding(jax.make_mesh((4,), ("problems",)), PartitionSpec("problems"))
+method = lfom.conjugate_gradient(3)
+for options in ({"steps": 3}, {"tolerance": 1e-3}):
+    def total(A, b):
+        return jnp.sum(method.solve(lfom.LinearSystems(A, b), **options).value ** 2)
+    slopes = jax.jit(jax.grad(total, argnums=(0, 1)))
+    plain = slopes(A, b)
+    shared = slopes(jax.device_put(A, place), jax.device_put(b, place))
+    for one, other in zip(plain, shared):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+    assert len(shared[1].sharding.device_set) == 4, shared[1].sharding
+"""
+
+
+def test_derivatives_of_problems_on_several_devices() -> None:
+    in_process(SHARDED, 4)
+
+
 def test_more_devices_than_there_are_are_refused() -> None:
     there = len(jax.local_devices())
     with pytest.raises(InputError, match=f"devices is {there + 1}: this process has {there}"):

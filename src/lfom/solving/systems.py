@@ -192,11 +192,12 @@ def solve_systems(
         matters = jnp.ones_like(ran)
     nothing = 0 * end.size
     plain = Checked(end._replace(stretch=nothing), Doubt(nothing, nothing), nothing)
-    found = jax.lax.cond(
-        reads_back() or start is not None or tolerance is not None or matters.any(),
-        lambda: choose(matters, _checked(given, centred, end, v, first.size, norms is not None), plain),
-        lambda: plain,
-    )
+
+    def by_residual() -> Checked:
+        return choose(matters, _checked(given, centred, end, v, first.size, norms is not None), plain)
+
+    always = written or reads_back() or start is not None or tolerance is not None
+    found = by_residual() if always else jax.lax.cond(matters.any(), by_residual, lambda: plain)
     judge = partial(_judged, None if tolerance is None else jnp.asarray(tolerance))
     good, raw = jax.vmap(judge)(problems, found, first.size, path, finite, centred.far())
     origin = jnp.zeros_like(v) if start is None else start
