@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -585,14 +584,6 @@ def test_the_experiment_sees_what_is_kept_and_what_is_not(monkeypatch: pytest.Mo
     assert all(row.prompts == 8 and row.run in (0, 1) for row in outcome.rows)
     none = guarantee.Guarantee().run(Workbench(trainings={"paper": TRAININGS["paper"]}))
     assert not none.rows
-
-
-def test_the_page_runs_from_top_to_bottom(capsys: pytest.CaptureFixture[str]) -> None:
-    page = (Path(__file__).parent.parent / "docs" / "guarantees.md").read_text("utf8")
-    space: dict[str, Any] = {}
-    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
-        exec(block, space)
-    assert "(worst case)" in capsys.readouterr().out
 
 
 def test_the_command_line_takes_a_bound(tmp_path: Path) -> None:
