@@ -152,11 +152,19 @@ def test_a_failed_experiment_does_not_stop_the_others(experiments: Any, tmp_path
 
 
 def test_an_interrupted_reproduction_goes_on(experiments: Any, tmp_path: Path) -> None:
+    begun, plain = threading.Event(), experiments["second"]
+
+    def begins(bench: Any) -> Outcome:
+        begun.set()
+        return outcome()
+
     def stops(bench: Any) -> Outcome:
+        begun.wait(30)
+        time.sleep(1)  # the other one has ended: what still runs is left at once, and its process with it
         raise KeyboardInterrupt
 
     out = tmp_path / "results"
-    plain, experiments["second"] = experiments["second"], stops
+    experiments["first"], experiments["second"] = begins, stops
     answer = CliRunner().invoke(app, ["reproduce", "--out", str(out)])
     assert answer.exit_code == 130
     experiments["second"] = plain
