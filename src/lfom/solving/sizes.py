@@ -15,7 +15,7 @@ import numpy as np
 
 from lfom.core.compiler import reads_back
 
-PARTS = (1_000, 500, 250, 50, 10, 2)  # problems
+PARTS = (1_000, 250, 50, 10, 2)  # problems
 WASTE = 10  # a part may fill up a tenth of the batch
 ROUND = (8, 10, 12, 15, 16, 20, 24, 25, 30, 32, 40, 48, 50, 60, 64, 75)  # times powers of two or of ten
 
@@ -27,7 +27,7 @@ def parts(count: int) -> tuple[int, ...]:
     >>> parts(1_000), parts(1_009), parts(32), parts(60)
     ((1000,), (1000, 50), (32,), (50, 10))
     """
-    if count <= PARTS[3]:
+    if count <= PARTS[2]:
         return (up(count),)
     found: tuple[int, ...] = ()
     left = count
