@@ -125,8 +125,6 @@ def test_processes_share_experiments_and_the_first_has_them_all(tmp_path: Path) 
 
 
 def test_processes_with_different_arguments_say_so(tmp_path: Path) -> None:
-    with started(tmp_path, ["train", "--depths", "1"]) as none:
-        none[0].kill()
     address = f"127.0.0.1:{free_port()}"
     own = ["--coordinator", address, "--processes", "2", "--process"]
     with (

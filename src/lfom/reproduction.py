@@ -10,7 +10,6 @@ import functools
 import io
 import json
 import os
-import pickle
 import platform
 import re
 import time
@@ -26,7 +25,7 @@ import lfom
 from lfom.core import checks
 from lfom.core.archive import versions
 from lfom.core.checks import InputError
-from lfom.core.files import remove_partial, write_whole
+from lfom.core.files import own_folder, remove_partial, write_whole
 from lfom.core.user_code import module_of
 from lfom.experiments import EXPERIMENTS, experiment_named
 from lfom.experiments.experiment import Experiment, experiments_in
@@ -306,14 +305,12 @@ def run_on_worker(
 
 
 def _travelling(found: Outcome | Exception) -> Outcome | Exception:
-    """An error as another one, if it cannot be sent."""
+    """An error as another one, where the process that hears of it may not know its class or what it holds."""
     if not isinstance(found, Exception):
         return found
-    try:
-        pickle.loads(pickle.dumps(found))
-    except Exception:  # of a user's class
-        return RuntimeError(f"{type(found).__name__}: {found}")
-    return found
+    known = type(found).__module__.split(".")[0] in ("builtins", "lfom")
+    plain = all(isinstance(one, str | bytes | int | float | None) for one in found.args)
+    return found if known and plain else RuntimeError(f"{type(found).__name__}: {found}")
 
 
 @functools.cache
@@ -360,18 +357,7 @@ def _record(
 
 def prepare_folder(out: Path) -> None:
     """Make the folder for results, or say at once why it cannot be used."""
-    if out.exists() and not out.is_dir():
-        raise InputError(f"--out {out} is a file: name a folder for the results.")
-    if out.is_dir() and any(out.iterdir()) and not (out / MARK).exists():
-        raise InputError(
-            f"--out {out} holds something else than results of lfom: name an empty or a new folder."
-        )
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(
-            f"--out {out} cannot be made ({error.strerror}): choose a folder you may write to."
-        ) from None
+    own_folder(out, MARK, "results")
     if not os.access(out, os.W_OK):
         raise InputError(f"--out {out} cannot be written: choose a folder you may write to.")
     if not (out / MARK).exists():

@@ -44,6 +44,22 @@ def remove_partial(path: Path) -> None:
         left.unlink(missing_ok=True)
 
 
+def own_folder(folder: Path, mark: str, what: str) -> None:
+    """Make a folder for `what`, or say at once why it cannot be used: one with anything in it is ours only with `mark`."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"--out {folder} is a file: name a folder for the {what}.")
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / mark).exists():
+        raise InputError(
+            f"--out {folder} holds something else than {what} of lfom: name an empty or a new folder."
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"--out {folder} cannot be made ({error.strerror}): choose a folder you may write to."
+        ) from None
+
+
 def _sync_folder(folder: Path) -> None:
     """Make the new name last through a power cut, where the system can (Windows cannot)."""
     if os.name == "posix":

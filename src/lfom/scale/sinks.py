@@ -19,7 +19,7 @@ import numpy as np
 
 from lfom.core import archive
 from lfom.core.checks import InputError
-from lfom.core.files import PARTIAL, write_whole
+from lfom.core.files import PARTIAL, own_folder, write_whole
 from lfom.scale.ends import PieceEnd, as_json, from_json
 from lfom.scale.pieces import Piece
 from lfom.scale.zarrs import is_group, is_store, opened, write_rows
@@ -180,20 +180,9 @@ class FolderSink(KeepingSink):
     def prepare(self, inputs: tuple[Path, ...] = ()) -> None:
         """Make the folder, or say at once why it cannot be used."""
         folder = self.folder
-        if folder.exists() and not folder.is_dir():
-            raise InputError(f"--out {folder} is a file: name a folder for the solutions.")
         if any(file.resolve().parent == folder.resolve() for file in inputs):
             raise InputError(f"--out {folder} is the folder of the problems: name another one.")
-        if folder.is_dir() and any(folder.iterdir()) and not (folder / MARK).exists():
-            raise InputError(
-                f"--out {folder} holds something else than solutions of lfom: name an empty or a new folder."
-            )
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(
-                f"--out {folder} cannot be made ({error.strerror}): choose a folder you may write to."
-            ) from None
+        own_folder(folder, MARK, "solutions")
         self.tidy(OLD)
         if self.meet(self._there()):
             for shard in folder.glob("*.npz"):
