@@ -9,12 +9,16 @@ import numpy as np
 import pytest
 
 from lfom import LinearRegression, memformer
+from lfom.core.coefficients import Pair
+from lfom.core.memories import Bank
 from lfom.core.methods import Method
 from lfom.core.parameters import at_layer
+from lfom.core.preconditioners import Identity
 from lfom.core.problems import Quadratic
 from lfom.core.readers import Gradient
 from lfom.core.unroll import unroll
 from lfom.core.vectors import from_vector, parameters, vector_of
+from lfom.limits.krylov import coefficients
 from lfom.training import direct, krylov
 from lfom.training.least_squares import DAMPING
 from lfom.training.sources import sources
@@ -67,15 +71,28 @@ def test_the_answer_is_a_combination_of_the_basis(options: dict[str, Any], depth
     q = draw_quadratics(LinearRegression([1.0, 0.5], 8), jax.random.key(1), 6)
 
     @eqx.filter_jit  # run op by op, this is mostly compilation
-    def both(model: Method, active: jax.Array) -> tuple[jax.Array, jax.Array]:
-        h, M = jnp.asarray(2.7), matrix_of(model, d)
-        c = krylov.coefficients_of(model, h, active)
-        v = jnp.einsum("ij,ljp->lip", M, krylov.basis(q, M, depth, h))
+    def both(model: Method, c: jax.Array, active: jax.Array) -> tuple[jax.Array, jax.Array]:
+        M = matrix_of(model, d)
+        v = jnp.einsum("ij,ljp->lip", M, krylov.basis(q, M, depth, 2.7))
         return jnp.tensordot(c, v, axes=1), unroll(model, q, active)[-1]
 
     for last in (1.0, 0.0):
-        found, wanted = both(model, jnp.asarray([1.0] * (depth - 1) + [last]))
+        active = np.array([1.0] * (depth - 1) + [last])
+        c = krylov.coefficients_of_tables(krylov.tables_of(model, depth), np.array(2.7), active)
+        found, wanted = both(model, jnp.asarray(c), jnp.asarray(active))
         np.testing.assert_allclose(found, wanted, atol=1e-12)
+
+
+def test_coefficients_of_tables_are_those_of_the_method_run(x64: None) -> None:
+    rng = np.random.default_rng(0)
+    depth, h, active = 4, np.array([2.0, 3.0]), np.array([1.0, 0.5, 1.0, 0.0])
+    tables = np.tril(rng.normal(size=(2, 2, depth, depth)))  # context and query, two methods
+    found = krylov.coefficients_of_tables(np.moveaxis(tables, 1, -1), h, active[:, None])
+    for one in range(2):
+        bank = Bank(Pair(*jnp.asarray(tables[:, one])), False)
+        method = Method(Gradient(Identity()), bank, depth)
+        wanted = coefficients(method, h[one], jnp.asarray(active))[-1]
+        np.testing.assert_allclose(found[:, one], wanted, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ Work that is cut into pieces (`lfom.core.threads`) is dealt out to them. What a 
 computes it, so results are the same to the last bit for any number of devices of one kind.
 """
 
-import contextlib
 from types import TracebackType
 from typing import Any
 
@@ -47,16 +46,6 @@ class devices:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         _asked[:] = self._before
-
-
-def on_host_device() -> Any:
-    """What is computed in this `with` block is computed on the host's CPU, where JAX has it beside an accelerator."""
-    if jax.default_backend() == "cpu":
-        return contextlib.nullcontext()
-    try:
-        return jax.default_device(jax.local_devices(backend="cpu")[0])
-    except RuntimeError:  # JAX_PLATFORMS names the accelerator alone
-        return contextlib.nullcontext()
 
 
 def used() -> list[Any]:

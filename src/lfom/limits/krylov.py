@@ -69,12 +69,12 @@ def moments(q: Quadratic, M: Float[Array, "d d"] | None, depth: int, h: Array) -
     )
 
 
-def shift_matrix(depth: int, h: Array | float) -> Float[Array, "depth depth"]:
-    """What M G does to the coordinates of w: t T_k = h/2 (T_k + (T_{k+1} + T_{k-1}) / 2)."""
+def shift_table(depth: int) -> np.ndarray:
+    """What M G / h does to the coordinates of w: t T_k = h/2 (T_k + (T_{k+1} + T_{k-1}) / 2)."""
     matrix = np.eye(depth) + 0.5 * (np.eye(depth, k=1) + np.eye(depth, k=-1))
     if depth > 1:
         matrix[1, 0] = 1.0  # t T_0 = h/2 (T_0 + T_1)
-    return h / 2 * jnp.asarray(matrix)
+    return matrix / 2
 
 
 def coefficients(
@@ -83,7 +83,7 @@ def coefficients(
     """c after 0, 1, ..., depth steps: the algorithm itself, with A = I, run on a problem whose "Gram
     matrix" is the shift."""
     depth = algorithm.depth
-    shift = shift_matrix(depth, h)
+    shift = h * jnp.asarray(shift_table(depth))
     moment = jnp.zeros(depth, shift.dtype).at[0].set(1)
     problem = Quadratic(shift, moment, jnp.eye(depth, dtype=shift.dtype), moment)
     return unroll(algorithm, problem, active)

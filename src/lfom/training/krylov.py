@@ -18,39 +18,25 @@ from jax import Array
 from jaxtyping import Float
 
 from lfom.core.arrays import as_array, matmat, transpose
-from lfom.core.coefficients import Pair
-from lfom.core.devices import on_host_device
-from lfom.core.memories import Bank
-from lfom.core.methods import Method
 from lfom.core.parameters import kinds
-from lfom.core.preconditioners import Identity
 from lfom.core.problems import Quadratic
-from lfom.core.readers import Gradient
 from lfom.core.threads import in_threads
 from lfom.core.vectors import Parameters, from_vector
-from lfom.limits.krylov import basis, coefficients, factors, moments, seen
+from lfom.limits.krylov import basis, factors, moments, seen, shift_table
 from lfom.training.chunks import summed
 from lfom.training.state import Setting
 
 WIDER = 1.5  # h over the mean largest eigenvalue
 FLOOR = 1e-8  # of the metric in c, relative: sums in float32 are not better than this
-MOST = 5  # dampings tried at once
 TINY = 1e-30  # a step into the complex plane
 IDLE = 7  # steps without a gain that end a fit: so far from a minimum its damping has to grow first
+EXACT = 1e-9  # so near to the coefficients asked for, relative to them, nothing more is looked for
 INNER = 40  # steps that fit a model's own numbers to the coefficients it should have
 
 
 def has_krylov_view(model: Any) -> bool:
     """Whether this view can train the model: its answers are polynomials, and its a_l are its own."""
     return model.is_polynomial and "A" in kinds(model)
-
-
-def coefficients_of(
-    model: Method, h: Float[Array, ""], active: Float[Array, " depth"]
-) -> Float[Array, " depth"]:
-    """c of a model's answer. Its matrix M is in the basis, so it runs with A_l = a_l."""
-    scalar = eqx.tree_at(lambda m: m.reader.A, model, replace_fn=lambda A: A.numbers)
-    return coefficients(scalar, h, active)[-1]
 
 
 def tables_of(model: Any, depth: int) -> np.ndarray:
@@ -60,17 +46,20 @@ def tables_of(model: Any, depth: int) -> np.ndarray:
     return np.stack([table * sizes for table in model.memory.table(depth)])
 
 
-@jax.jit
-def _of_tables(tables: Array, h: Array, active: Array) -> tuple[Array, Array]:
-    """d c / d tables (models, depth, 2, depth, depth) and c (models, depth), from tables (models, 2, depth,
-    depth): one program for all models of a depth."""
-
-    def one(tables: Array, h: Array, active: Array) -> tuple[Array, Array]:
-        bank = Bank(Pair(tables[0], tables[1]), False)
-        c = coefficients(Method(Gradient(Identity()), bank, tables.shape[-1]), h, active)[-1]
-        return c, c
-
-    return jax.vmap(jax.jacfwd(one, has_aux=True))(tables, h, active)
+def coefficients_of_tables(tables: np.ndarray, h: np.ndarray, active: np.ndarray) -> np.ndarray:
+    """c (depth, ...) of methods that are given by their tables (2, depth, depth, ...): what
+    `lfom.limits.krylov.coefficients` finds by running a method, without a program to compile or to start. h (...) and active (depth, ...) broadcast."""
+    depth = tables.shape[1]
+    shift = shift_table(depth)
+    directions = np.zeros((depth, depth, *tables.shape[3:]), tables.dtype)  # of each layer, in the basis
+    context, answer = np.zeros_like(directions[0]), np.zeros_like(directions[0])
+    for layer in range(depth):
+        directions[layer] = -h * np.tensordot(shift, context, axes=1)
+        directions[layer, 0] += 1
+        known = directions[: layer + 1]
+        context = context + active[layer] * np.sum(tables[0, layer, : layer + 1, None] * known, axis=0)
+        answer = answer + active[layer] * np.sum(tables[1, layer, : layer + 1, None] * known, axis=0)
+    return answer
 
 
 def jacobian(
@@ -333,6 +322,7 @@ class Krylov:
             return free
         slopes, c = self._coefficients(vectors, free)
         error = (root @ (c - target)[..., None])[..., 0]
+        reached = EXACT**2 * np.sum((root @ target[..., None])[..., 0] ** 2, axis=-1)
         damping, idle = np.full(free.shape[:-1], 1e-3), np.zeros(free.shape[:-1], int)
         for _ in range(INNER):
             J = root @ slopes
@@ -349,39 +339,32 @@ class Krylov:
             error = np.where(better[..., None], new_error, error)
             slopes = np.where(better[..., None, None], new_slopes, slopes)
             idle = np.where(better & (before - after > 1e-9 * before), 0, idle + 1)
-            if idle.min() >= IDLE:
+            if np.all((idle >= IDLE) | (np.minimum(before, after) <= reached)):
                 break
         return free
 
     def _coefficients(self, vectors: np.ndarray, free: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """d c / d free and c, for (runs, depths, candidates or none) models: one compiled program of
-        a fixed size for all of them. From a model's numbers to its tables by NumPy, with derivatives from
-        a step into the complex plane, which are exact for polynomials to rounding."""
-        batch, depth = free.shape[:-1], self._actives.shape[-1]
-        spread = [1] * (len(batch) - 2)
-        h = np.broadcast_to(self._h.reshape(-1, 1, *spread), batch)
-        active = self._actives.reshape(1, len(self._actives), *spread, -1)
-        active = np.broadcast_to(active, (*batch, active.shape[-1]))
-        models, size, p = int(np.prod(batch)), batch[0] * batch[1] * (1 + MOST), free.shape[-1]
-        numbers = np.repeat(vectors.reshape(models, -1).T[..., None], 1 + p, axis=-1).astype(np.complex128)
-        numbers[self._free] = free.reshape(models, p).T[..., None]
-        numbers[self._free, :, 1 + np.arange(p)] += 1j * TINY
-        found = tables_of(
-            from_vector(self._template, numbers, on_device=False), depth
-        )  # (2, L, L, models, 1 + p)
-        tables, slopes = np.moveaxis(found[..., 0].real, -1, 0), found[..., 1:].imag / TINY
-        with jax.enable_x64(True), on_host_device():  # a program so small starts ten times faster there
-            sent = [
-                np.resize(a, (size, *a.shape[1:]))
-                for a in (tables, h.reshape(-1), active.reshape(models, -1))
-            ]
-            of_tables, c = (np.asarray(a)[:models] for a in _of_tables(*sent))
-        of_free = np.einsum("mctij,tijmp->mcp", of_tables, slopes)
-        return of_free.reshape(*batch, depth, p), c.reshape(*batch, depth)
+        """d c / d free and c, for (runs, depths, candidates or none) models. By NumPy, with derivatives from a
+        step into the complex plane, which are exact for polynomials to rounding: so small a work is done
+        before a compiled program has started."""
+        p = free.shape[-1]
+        numbers = np.repeat(np.moveaxis(vectors, -1, 0)[..., None], 1 + p, axis=-1).astype(np.complex128)
+        numbers[self._free] = np.moveaxis(free, -1, 0)[..., None]
+        numbers[self._free, ..., 1 + np.arange(p)] += 1j * TINY
+        c = np.moveaxis(self._of_numbers(numbers), 0, -2)
+        return c[..., 1:].imag / TINY, c[..., 0].real
+
+    def _of_numbers(self, numbers: np.ndarray) -> np.ndarray:
+        """c (depth, runs, depths, ...) of models with these numbers, (all, runs, depths, ...)."""
+        inner = (1,) * (numbers.ndim - 3)
+        depth = self._actives.shape[-1]
+        tables = tables_of(from_vector(self._template, numbers, on_device=False), depth)
+        active = self._actives.T.reshape(depth, 1, -1, *inner)
+        return coefficients_of_tables(tables, self._h.reshape(-1, 1, *inner), active)
 
     def _view(self, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """M and c of models (runs, depths, candidates or none)."""
-        c = self._coefficients(vectors, vectors[..., self._free])[1]
+        c = np.moveaxis(self._of_numbers(np.moveaxis(vectors, -1, 0).astype(np.float64)), 0, -1)
         if self._matrix is None:
             return np.broadcast_to(np.eye(self._d), (*vectors.shape[:-1], self._d, self._d)), c
         half = vectors[..., self._matrix].astype(np.float64)
