@@ -31,6 +31,7 @@ FLOOR = 1e-8  # of the metric in c, relative: sums in float32 are not better tha
 TINY = 1e-30  # a step into the complex plane
 IDLE = 7  # steps without a gain that end a fit: so far from a minimum its damping has to grow first
 EXACT = 1e-9  # so near to the coefficients asked for, relative to them, nothing more is looked for
+KNOWN = 4  # models whose coefficients are remembered: those before and after a step, and what was tried
 INNER = 40  # steps that fit a model's own numbers to the coefficients it should have
 
 
@@ -229,6 +230,7 @@ class Krylov:
             trained[self._matrix] = False
         self._free = np.flatnonzero(trained)  # the trained numbers that c depends on
         self._template = parameters.template
+        self._known: dict[Any, np.ndarray] = {}
 
     def prepare(self, vectors: np.ndarray, keys: Array, tried: int) -> None:
         """Compile all programs side by side, by running them over no prompts."""
@@ -362,9 +364,17 @@ class Krylov:
         active = self._actives.T.reshape(depth, 1, -1, *inner)
         return coefficients_of_tables(tables, self._h.reshape(-1, 1, *inner), active)
 
+    def _c(self, vectors: np.ndarray) -> np.ndarray:
+        """c of the same models; a pass asks for those of its models again and again."""
+        asked = (vectors.shape, vectors.tobytes())
+        if asked not in self._known:
+            found = np.moveaxis(self._of_numbers(np.moveaxis(vectors, -1, 0).astype(np.float64)), 0, -1)
+            self._known = {**dict(list(self._known.items())[1 - KNOWN :]), asked: found}
+        return self._known[asked]
+
     def _view(self, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """M and c of models (runs, depths, candidates or none)."""
-        c = np.moveaxis(self._of_numbers(np.moveaxis(vectors, -1, 0).astype(np.float64)), 0, -1)
+        c = self._c(vectors)
         if self._matrix is None:
             return np.broadcast_to(np.eye(self._d), (*vectors.shape[:-1], self._d, self._d)), c
         half = vectors[..., self._matrix].astype(np.float64)
