@@ -367,10 +367,11 @@ class Krylov:
     def _c(self, vectors: np.ndarray) -> np.ndarray:
         """c of the same models; a pass asks for those of its models again and again."""
         asked = (vectors.shape, vectors.tobytes())
-        if asked not in self._known:
+        found = self._known.get(asked)
+        if found is None:
             found = np.moveaxis(self._of_numbers(np.moveaxis(vectors, -1, 0).astype(np.float64)), 0, -1)
             self._known = {**dict(list(self._known.items())[1 - KNOWN :]), asked: found}
-        return self._known[asked]
+        return found
 
     def _view(self, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """M and c of models (runs, depths, candidates or none)."""
