@@ -109,6 +109,13 @@ def test_what_looks_like_code_says_its_language(page: Path) -> None:
             )
 
 
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_no_command_hides_in_an_indented_line(page: Path) -> None:
+    outside = FENCE.sub("", page.read_text("utf8"))
+    hidden = re.findall(r"^    (?:\$ )?(?:lfom|make|python|pip|import|from|dask|srun) .*$", outside, re.MULTILINE)
+    assert not hidden, f"{name_of(page)}: write ```shell or ```python"
+
+
 def test_pages_that_are_run_elsewhere_are() -> None:
     for page, where in ELSEWHERE.items():
         assert page in (Path(__file__).parent / where).read_text("utf8")
