@@ -3,14 +3,19 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: reproduce test check docs notebooks mutants bad-calls lint setup clean
+.PHONY: reproduce test test-all check docs notebooks mutants bad-calls lint setup clean
 
 reproduce: setup
 	$(BIN)/lfom reproduce
 
 test: setup lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest --quick $(SIDE_BY_SIDE)
+
+# With the slow ones too (tests/slow.txt): variants of what `make test` runs, and long trainings.
+test-all: setup lint
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
 # Lint, types and the laws of the core: a minute, for every change.
 check: setup lint

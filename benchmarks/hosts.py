@@ -1,6 +1,8 @@
 """Several processes of some cores each against one: prompts per second of `evaluate`, and of passes of least squares.
 
-    python benchmarks/hosts.py [--rounds 3] [--cores 1] [--most 2]
+    python benchmarks/hosts.py [--rounds 3] [--cores 1] [--most 2] [--weak]
+
+Strong scaling: the same prompts for all. Weak (--weak): as many for each as for one.
 
 Every process is pinned to cores of its own (Linux). Conjugate gradients on d = 5, n = 20; a fit of a bank of four layers with
 passes of many prompts. The time of the slowest process, after everything was compiled.
@@ -19,7 +21,7 @@ PROMPTS, PASS = 4_000_000, 1_000_000
 BANDWIDTH = 1e9  # bytes per second between processes of one machine
 
 
-def work(index, count, address, rounds, cores):
+def work(index, count, address, rounds, cores, times):
     every = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, every[index * cores : (index + 1) * cores])
     import jax
@@ -31,10 +33,10 @@ def work(index, count, address, rounds, cores):
         hosts.joined(address, count, index, 60)
     data = lfom.LinearRegression([1.0, 1.0, 0.25, 0.0625, 1.0], 20)
     methods, model = {"CGD": lfom.conjugate_gradient(4)}, lfom.memformer(5, 4, key=jax.random.key(0))
-    how = lfom.LeastSquares(first=PASS, last=PASS, passes=(2, 1))
+    how = lfom.LeastSquares(first=times * PASS, last=times * PASS, passes=(2, 1))
 
     def scored(key):
-        return lfom.evaluate(methods, data, prompts=PROMPTS, key=key)["CGD"].mean
+        return lfom.evaluate(methods, data, prompts=times * PROMPTS, key=key)["CGD"].mean
 
     def fitted(key):
         return lfom.fit(model, data, key=key, optimiser=how).vectors
@@ -42,12 +44,12 @@ def work(index, count, address, rounds, cores):
     found = {}
     for name, job in (("evaluate", scored), ("least squares", fitted)):
         job(jax.random.key(0))
-        times = []
+        took = []
         for at in range(rounds):
             begun = time.perf_counter()
             job(jax.random.key(at + 1))
-            times.append(time.perf_counter() - begun)
-        found[name] = times
+            took.append(time.perf_counter() - begun)
+        found[name] = took
     if count == 1:
         found["exchange"] = exchange(methods, data)
     if index == 0:
@@ -85,11 +87,11 @@ def predicted(alone, exchange, count):
     return alone / count + pack / count + unpack + (count - 1) * size / count / BANDWIDTH
 
 
-def measured(count, rounds, cores):
+def measured(count, rounds, cores, times=1):
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{held.getsockname()[1]}"
-    options = {"rounds": rounds, "address": address, "count": count, "cores": cores}
+    options = {"rounds": rounds, "address": address, "count": count, "cores": cores, "times": times}
     command = [
         sys.executable,
         __file__,
@@ -108,23 +110,30 @@ def main():
     asked.add_argument("--rounds", type=int, default=3)
     asked.add_argument("--cores", type=int, default=1)
     asked.add_argument("--most", type=int, default=2)
-    for hidden, kind in (("--address", str), ("--count", int), ("--index", int)):
+    asked.add_argument("--weak", action="store_true")
+    for hidden, kind in (("--address", str), ("--count", int), ("--index", int), ("--times", int)):
         asked.add_argument(hidden, type=kind, help=argparse.SUPPRESS)
     given = asked.parse_args()
     if given.index is not None:
-        work(given.index, given.count, given.address, given.rounds, given.cores)
+        work(given.index, given.count, given.address, given.rounds, given.cores, given.times)
         return
     print(f"load of this machine: {os.getloadavg()[0]:.1f}, cores: {len(os.sched_getaffinity(0))}")
     one = measured(1, given.rounds, given.cores)
     for count in (2, 4, 8):
         if count > given.most:
             break
-        several = measured(count, given.rounds, given.cores)
+        times = count if given.weak else 1
+        several = measured(count, given.rounds, given.cores, times)
         for name in ("evaluate", "least squares"):
             a, b = statistics.median(one[name]), statistics.median(several[name])
-            print(f"{name}: 1 process {a:.2f} s, {count} processes {b:.2f} s: {a / b:.2f} times", flush=True)
+            print(
+                f"{name}: 1 process {a:.2f} s, {count} processes{' with their share each' if given.weak else ''} {b:.2f} s: "
+                f"{times * a / b:.2f} times the prompts per second",
+                flush=True,
+            )
             if name == "evaluate":
-                model = predicted(a, one["exchange"], count)
+                pack, unpack, size = (times * cost for cost in one["exchange"])
+                model = predicted(times * a, (pack, unpack, size), count)
                 print(f"  the cost model says {model:.2f} s, {100 * (model / b - 1):+.0f} %", flush=True)
 
 

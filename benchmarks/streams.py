@@ -138,15 +138,13 @@ def solve_with(client: Any, shards: Path, out: Path) -> Rates:
 def workers(folder: Path, rounds: int, count: int, size: int) -> None:
     shards = write_shards(folder / "problems", count, size)
     rates: dict[int, list[Rates]] = {1: [], 2: []}
-    with connected("local:1") as one, connected("local:2") as two:
-        clients = {1: one, 2: two}
-        for number, client in clients.items():
-            solve_with(client, shards, folder / f"warm{number}")
-        for turn in range(rounds):
-            for number, client in clients.items():
-                out = folder / f"out{number}-{turn}"
-                rates[number].append(solve_with(client, shards, out))
-                shutil.rmtree(out)
+    for _ in range(rounds):
+        for number, found in rates.items():  # one cluster at a time: also an idle one needs its processes
+            with connected(f"local:{number}") as client:
+                solve_with(client, shards, folder / "warm")
+                found.append(solve_with(client, shards, folder / "out"))
+            for name in ("warm", "out"):
+                shutil.rmtree(folder / name)
     for number, found in rates.items():
         told = ", ".join(f"{rate:,.0f} ({rate / (number * processor):.0%})" for rate, processor in found)
         print(f"{number} of one core, problems per second (and share of its core that each had): {told}")

@@ -2,12 +2,27 @@
 
 import gc
 import importlib.util
+import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import jax
 import pytest
 from jaxtyping import install_import_hook
+
+from tests import slow
+
+# Two thirds of the time of the tests is compiling: what one process has compiled, others and the next run read.
+COMPILED = Path(__file__).parent.parent / "build" / "compiled"
+for name, value in {
+    "jax_compilation_cache_dir": str(COMPILED),
+    "jax_persistent_cache_min_compile_time_secs": 0,
+    "jax_persistent_cache_min_entry_size_bytes": -1,
+}.items():
+    if name.upper() not in os.environ:
+        os.environ[name.upper()] = str(value)  # for processes that tests start
+        jax.config.update(name, value)
 
 # Installed before the first import of lfom: every module of a folder that says shapes is checked.
 HAVE_SHAPES = (
@@ -24,9 +39,29 @@ LONGEST = ["test_cluster", "test_hosts", "test_train_command", "test_shift_exper
            "test_krylov", "test_learning_faults", "test_training", "test_frontends", "test_bench_solve"]  # fmt: skip
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="without the tests of tests/slow.txt")
+    parser.addoption("--times", type=Path, help="add the processor time of every test to this file")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--quick"):
+        left_out = slow.listed()
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left_out])
+        items[:] = [item for item in items if item.nodeid not in left_out]
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.stem, len(places)))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    file, before = item.config.getoption("--times"), sum(os.times()[:4])
+    found = yield
+    if file:
+        row = {"test": item.nodeid, "seconds": round(sum(os.times()[:4]) - before, 2)}
+        with open(file, "a", encoding="utf-8") as out:
+            out.write(json.dumps(row) + "\n")
+    return found
 
 
 MAPS = Path("/proc/self/maps")  # of Linux: what a process has mapped, some places for every compiled program

@@ -82,6 +82,9 @@ def _local(distributed: Any, workers: int, one_core: bool) -> Iterator[Any]:
         "distributed.nanny.pre-spawn-environ": environment,
         # Dask looks so long after a death whether the worker is back, and dismisses it if it has died again meanwhile.
         "distributed.deploy.lost-worker-timeout": "1 day",
+        # What nobody looks at takes time from workers that share their cores with it.
+        "distributed.worker.profile.enabled": False,
+        "distributed.scheduler.active-memory-manager.start": False,
     }
     before = dict(os.environ)
     try:

@@ -1,0 +1,58 @@
+"""Which tests `make test` leaves to `make test-all`.
+
+    python -m pytest --times build/times.jsonl     # all of them, with the processor time of each
+    python -m tests.slow build/times.jsonl         # writes tests/slow.txt
+
+A test stays if it is fast, if it is the fastest of its function and not very slow, or if it is one of ALWAYS. All that
+are left out need a minute or more of compiling between them and a sibling that sees the same code.
+"""
+
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+LIST = Path(__file__).with_name("slow.txt")
+FAST, NOT_VERY_SLOW = 1.5, 4.0  # seconds of processor time
+ALWAYS = (  # what no other test sees at all: several processes, devices, kills, and what a visitor pastes
+    "tests/test_cluster.py::test_a_killed_worker_costs_nothing",
+    "tests/test_devices.py::test_fits_and_scores_are_the_same_to_the_last_bit_on_1_2_and_4_devices",
+    "tests/test_docs.py",
+    "tests/test_hosts.py::test_a_process_that_is_killed_ends_the_other_and_one_alone_goes_on",
+    "tests/test_hosts.py::test_several_processes_train_what_one_does[2]",
+    "tests/test_packaging.py",
+    "tests/test_reproduce.py::test_kills_and_full_disks_lose_nothing",
+    "tests/test_train_command.py::test_a_killed_run_ends_with_the_same_bits[least squares]",
+    "tests/test_verify.py",
+)
+
+
+def listed() -> set[str]:
+    """The names of slow tests."""
+    return {line for line in LIST.read_text("utf-8").splitlines() if line and not line.startswith("#")}
+
+
+def slow(times: dict[str, float]) -> Iterator[str]:
+    """Of tests with these times, those that are left out."""
+    fastest: dict[str, str] = {}
+    for name in sorted(times, key=times.__getitem__):
+        fastest.setdefault(function_of(name), name)
+    for name, seconds in sorted(times.items()):
+        first = fastest[function_of(name)] == name
+        if seconds >= (NOT_VERY_SLOW if first else FAST) and not name.startswith(ALWAYS):
+            yield name
+
+
+def function_of(name: str) -> str:
+    return name.split("[")[0]
+
+
+def read(files: Iterable[str]) -> dict[str, float]:
+    rows = [json.loads(line) for file in files for line in Path(file).read_text("utf-8").splitlines()]
+    return {row["test"]: row["seconds"] for row in rows}
+
+
+if __name__ == "__main__":
+    found = list(slow(read(sys.argv[1:])))
+    LIST.write_text("# Left to `make test-all`; made by tests/slow.py.\n" + "\n".join(found) + "\n", "utf-8")
+    print(f"{len(found)} tests in {LIST}")
