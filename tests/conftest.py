@@ -39,9 +39,20 @@ LONGEST = ["test_cluster", "test_hosts", "test_train_command", "test_shift_exper
            "test_krylov", "test_learning_faults", "test_training", "test_frontends", "test_bench_solve"]  # fmt: skip
 
 
+# Half the time to compile, of jaxlib 0.10; what is compiled is slower, and rounds as it does with optimisations or a little otherwise.
+COMPILE_QUICKLY = "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0"
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--quick", action="store_true", help="without the tests of tests/slow.txt")
+    parser.addoption(
+        "--quick", action="store_true", help="compiled quickly, and without the tests of tests/slow.txt"
+    )
     parser.addoption("--times", type=Path, help="add the processor time of every test to this file")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--quick"):
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {COMPILE_QUICKLY}".strip()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
