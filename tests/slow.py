@@ -13,11 +13,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 LIST = Path(__file__).with_name("slow.txt")
-FAST, NOT_VERY_SLOW = 2.5, 10.0  # seconds of processor time, compiled as for users
+FAST, NOT_VERY_SLOW = 0.7, 5.0  # seconds of processor time, compiled as for users
 ALWAYS = (  # what no other test sees at all: several processes, devices, kills, and what a visitor pastes
     "tests/test_cluster.py::test_a_killed_worker_costs_nothing",
     "tests/test_devices.py::test_fits_and_scores_are_the_same_to_the_last_bit_on_1_2_and_4_devices",
-    "tests/test_docs.py",
+    "tests/test_docs.py::test_every_block_of_a_page_runs_as_pasted[README.md]",
+    "tests/test_docs.py::test_every_block_of_a_page_runs_as_pasted[docs/problems.md]",
+    "tests/test_docs.py::test_every_block_of_a_page_runs_as_pasted[docs/scale.md]",
+    "tests/test_docs.py::test_every_block_of_a_page_runs_as_pasted[docs/start.md]",
     "tests/test_hosts.py::test_a_process_that_is_killed_ends_the_other_and_one_alone_goes_on",
     "tests/test_hosts.py::test_several_processes_train_what_one_does[2]",
     "tests/test_packaging.py",
