@@ -16,6 +16,7 @@ from rich.text import Text
 
 from lfom.commands.telling import PlainLines
 from lfom.core import room
+from lfom.core.estimates import Cost, duration
 from lfom.training.adam import Adam, batches_at_once
 from lfom.training.fitting import trained_view
 from lfom.training.krylov import has_krylov_view
@@ -86,20 +87,17 @@ def compile_seconds(found: list[Stage], after: int = -1) -> float:
     return sum({stage.phase: stage.compiling for stage in found if stage.phase > after}.values())
 
 
-def estimate(phases: list[Phase], d: int, depths: tuple[int, ...], runs: int) -> str:
-    """One line about time and memory, before the work starts."""
-    found, models = stages(phases, d, depths, runs), runs * len(depths)
-    compiling = compile_seconds(found)
-    likely = duration(compiling + SCORE + sum(stage.seconds * stage.likely for stage in found))
-    most = duration(compiling + SCORE + sum(stage.seconds * stage.most for stage in found))
-    wait = likely if likely == most else f"{likely} to {most}"
-    memory = memory_of(phases, d, depths, runs)
-    size = phases[-1].parameters.size
-    return (
-        f"{models} model{'s' * (models > 1)} (runs x depths), up to {size:,} trained numbers each: about "
-        f"{wait} on two CPU cores, of which {duration(compiling)} to compile, and "
-        f"{memory / 1e9:.1f} GB (estimates)."
-    )
+def estimate(phases: list[Phase], d: int, depths: tuple[int, ...], runs: int) -> Cost:
+    """What a fit and its scores will take, by the likely number of passes."""
+    found = stages(phases, d, depths, runs)
+    likely = sum(stage.seconds * stage.likely for stage in found)
+    return Cost(compile_seconds(found) + SCORE + likely, memory_of(phases, d, depths, runs))
+
+
+def described(phases: list[Phase], depths: tuple[int, ...], runs: int) -> str:
+    """What is trained."""
+    models, size = runs * len(depths), phases[-1].parameters.size
+    return f"Training {models} model{'s' * (models > 1)} (runs x depths), up to {size:,} numbers each"
 
 
 def memory_of(phases: list[Phase], d: int, depths: tuple[int, ...], runs: int) -> float:
@@ -119,15 +117,6 @@ def check_affordable(phases: list[Phase], d: int, depths: tuple[int, ...], runs:
     remedy = "Pass fewer layers, runs or steps."
     room.in_time(said, seconds * room.RATE, remedy)
     room.fits(said, memory_of(phases, d, depths, runs) / 10, remedy)
-
-
-def duration(seconds: float) -> str:
-    """Seconds, minutes or hours, as precisely as an estimate deserves."""
-    if seconds < 10:
-        return f"{max(seconds, 1):.0f} s"
-    if seconds < 95:
-        return f"{5 * round(seconds / 5)} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 class TimeLeft(ProgressColumn):

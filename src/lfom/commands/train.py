@@ -13,11 +13,19 @@ import numpy as np
 import typer
 from rich.console import Console
 
+from lfom.commands.announcing import announce
 from lfom.commands.evaluate import print_scores, reference_name, score_rows
 from lfom.commands.hosts import SCALE, Coordinator, Devices, Hosts, Process, Processes, placed, same_file
 from lfom.commands.options import With, given, option, print_json, types_of
 from lfom.commands.problem_files import check_out, load_checkpoint
-from lfom.commands.progress import PartProgress, TrainingProgress, check_affordable, estimate, stages
+from lfom.commands.progress import (
+    PartProgress,
+    TrainingProgress,
+    check_affordable,
+    described,
+    estimate,
+    stages,
+)
 from lfom.core import checks, room
 from lfom.core.archive import LICENCE, versions
 from lfom.core.checks import InputError
@@ -217,7 +225,7 @@ class Job:
     def _train(self) -> None:
         now, phases = self.checkpoint, self.checkpoint.phases
         size = (now.data.stacked.dimension, now.depths, now.data.runs or 1)
-        self._say(estimate(phases, *size))
+        announce(described(phases, *size[1:]), estimate(phases, *size))
         found = stages(phases, *size)
         optimum = known_optimum(now)
         with TrainingProgress(self.console, phases, found, now.depths, optimum, now.state) as bar:
