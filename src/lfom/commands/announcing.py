@@ -26,8 +26,9 @@ def say(text: str) -> None:
     Console(stderr=True).print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-def announce(what: str, cost: Cost) -> None:
-    say(f"{what}: {cost.said()} on this machine (estimates).")
+def announce(what: str, cost: Cost, rest: str = "") -> None:
+    """rest: what the cost is without."""
+    say(f"{what}: {cost.said()} on this machine (estimates){rest}.")
 
 
 def announce_learning(problems: Path, steps: int, structure: str | list[str]) -> None:

@@ -22,14 +22,15 @@ COMPILE = 3.0  # seconds to compile a program that solves
 AT_ONCE = 7  # shards of a stream in memory at a time, at most
 WORKERS = 6.0  # seconds until the workers of a cluster have begun
 
-TRYING = {False: 2.2, True: 1.4}  # seconds to compile what tries a structure; whether it is conjugate
-REFINING = 3.5  # seconds to compile what refines one
+BEGINNING = 2.0  # seconds to look at problems, and to finish
+TRYING = {False: 2.6, True: 1.7}  # seconds to compile what tries a structure; whether it is conjugate
+REFINING = 4.5  # seconds to compile what refines one
 REFINED = 3  # structures, at most
-EIGEN = 1e-8  # seconds for the eigenvalues and the solution of a system, over d^3
-PASSES = 12  # over all problems, in which a structure is tried
-GRADIENT = 20  # passes that an iteration of refining costs
-TRIED = 12e6  # bytes that the programs of a structure leave
-HELD_LEARNING = 5.0  # as HELD
+EIGEN = 1.1e-9  # seconds for the eigenvalues and the solution of a system, over d^3 and the bytes of a number
+PASSES = 20  # over all problems, in which a structure is tried
+GRADIENT = 4  # passes that an iteration of refining costs
+TRIED, LEFT = 8e6, 50e6  # bytes that programs leave which try and refine a structure
+HELD_LEARNING = 2.8  # copies of the matrices of all problems, and of vectors of every step
 
 
 @dataclass(frozen=True)
@@ -113,20 +114,16 @@ def learning(sizes: Sizes, steps: int, structure: str | list[str]) -> Cost:
     """Of `lfom.learn` from one file."""
     tried = structures_of(sizes, steps, structure)
     all_ = replace(sizes, count=sizes.count * sizes.sides, sides=1)
-    ways = [REFINING + _refining(one, all_, steps) for one in tried if one.first_matrix != "identity"]
-    trying = sum(TRYING[one.coefficients.conjugate] for one in tried)
-    trying += len(tried) * PASSES * all_.products * steps / RATE
-    seconds = (
-        1.0
-        + _seconds(all_, 0)
-        + EIGEN * all_.count * all_.unknowns**3
-        + trying
-        + sum(sorted(ways)[-REFINED:])
-    )
+    passes = PASSES * all_.products * steps / RATE
+    trying = sum(TRYING[one.coefficients.conjugate] + passes for one in tried)
+    refined = [one for one in tried if one.first_matrix != "identity"]
+    ways = [REFINING + passes + _refining(one, all_, steps) for one in refined]
+    ways = sorted(ways)[-REFINED:]
+    looking = BEGINNING + _seconds(all_, 0) + EIGEN * all_.width * all_.count * all_.unknowns**3
+    programs = BASE + TRIED * len(tried) + LEFT * len(ways)
     numbers = all_.count * (all_.unknowns**2 + all_.unknowns * (steps + 4))
-    return Cost(
-        seconds, BASE + TRIED * len(tried) + HELD * sizes.bytes + HELD_LEARNING * sizes.width * numbers
-    )
+    held = HELD * sizes.bytes + HELD_LEARNING * sizes.width * numbers
+    return Cost(looking + trying + sum(ways), programs + held)
 
 
 def structures_of(sizes: Sizes, steps: int, structure: str | list[str]) -> list[Structure]:
