@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -192,9 +193,17 @@ def test_learn_refuses_before_it_reads(tmp_path: Path, monkeypatch: pytest.Monke
     assert "Learn from at most 33 of them." in text
 
 
-def checkpoint(depth: int, **options: Any) -> Checkpoint:
+def checkpoint(depth: int, optimiser: Adam) -> Checkpoint:
     data = regressions((1.0, 0.5), 8, 2, 0)
-    return Checkpoint(lfom.memformer(2, depth, memory="none"), data, (depth,), (("A",),), **options)
+    return Checkpoint(
+        lfom.memformer(2, depth, memory="none", key=jax.random.key(0)),
+        data,
+        (depth,),
+        (("A",),),
+        optimiser,
+        0,
+        1_000,
+    )
 
 
 def test_train_refuses_with_the_most_runs_and_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,7 +221,7 @@ def test_train_refuses_with_the_most_runs_and_layers(tmp_path: Path, monkeypatch
         "adam",
     ]
     options += ["--steps", 100, "--batch", 100_000, "--out", tmp_path / "m.safetensors"]
-    phases = checkpoint(2, optimiser=adam).phases
+    phases = checkpoint(2, adam).phases
     small_memory(monkeypatch, memory_of(phases, 2, (2,), 7))
     text = refusal("train", *options, "--depths", 2, "--runs", 9)
     assert "--runs is 9" in text

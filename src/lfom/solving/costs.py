@@ -90,7 +90,7 @@ def solving(sizes: Sizes, steps: int) -> Cost:
 def streaming(shards: Iterable[Sizes], steps: int, workers: int | None = None) -> Cost:
     """Of several files, by this process or by workers of one core each."""
     every = list(shards)
-    programs = {size for one in every for size in parts(one.count)}
+    programs = {size for count in {one.count for one in every} for size in parts(count)}
     seconds = sum(_seconds(one, steps) for one in every)
     held = sorted(HELD * one.bytes + _solutions(one, steps) for one in every)
     if workers is None:
