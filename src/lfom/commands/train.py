@@ -19,11 +19,13 @@ from lfom.commands.hosts import SCALE, Coordinator, Devices, Hosts, Process, Pro
 from lfom.commands.options import With, given, option, print_json, types_of
 from lfom.commands.problem_files import check_out, load_checkpoint
 from lfom.commands.progress import (
+    LEAST_TO_SCORE,
     PartProgress,
     TrainingProgress,
     check_affordable,
     described,
     estimate,
+    methods_scored,
     stages,
 )
 from lfom.core import checks, room
