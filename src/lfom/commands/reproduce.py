@@ -118,8 +118,10 @@ def announce_experiments(
         why = "workers" if cluster is not None else ", ".join(left[:3]) + " and others" * (len(left) > 3)
         say(f"{what}: nobody has recorded the time and memory of {why} with --preset {preset}.")
         return
-    missing = [name for name in left if name not in EXPERIMENTS]
-    rest = f", without {', '.join(missing)}, of which nothing is recorded" if missing else ""
+    own = [name for name in left if name not in EXPERIMENTS]
+    rest = f", without {', '.join(own)}, of which nothing is recorded" if own else ""
+    assumed = sum(name in EXPERIMENTS and (name, preset) not in costs.recorded() for name in left)
+    rest += f"; {assumed} of them never measured, and counted as the mean of the others" if assumed else ""
     announce(what, replace(cost, seconds=cost.seconds / place().count), rest)
 
 
