@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from lfom.commands.announcing import announce_solving
 from lfom.commands.options import AsJson, Cluster, Force, With, print_json, types_of
 from lfom.commands.problem_files import check_out, load_model
 from lfom.commands.streams import solve_many
@@ -74,6 +75,7 @@ def many(problems: list[str]) -> bool:
 def solve_one(
     learned: Algorithm, file: Path, out: Path, steps: int | None, tolerance: float | None, as_json: bool
 ) -> None:
+    announce_solving(learned, file, steps, tolerance)
     batch = read_problems(file)
     with telling(f"solving {len(batch)} problems"):
         solution = learned.solve(batch, steps, tolerance)
