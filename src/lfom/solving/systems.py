@@ -183,7 +183,7 @@ def solve_systems(
     known = written or (reads_back() and threshold is None and not own and steps <= FEW)
     fallback = path == statuses.FALLBACK
     end = _conjugate(program.tail, problems, fallback, now, limit, threshold, steps if known else None, norms)
-    end = end if norms is None else end._replace(stretch=norms)
+    end = end._replace(stretch=_stretched(problems, end) if norms is None else norms)
     # Residuals are updated, and w is rounded once more; the status is judged by the true one where that may matter.
     v = centred.held(end.state.w)
     if start is None and tolerance is None:
@@ -307,6 +307,22 @@ def row_sums(problems: IterateProblem) -> Float[Array, " problems"] | None:
     return jax.vmap(one)(problems)
 
 
+def _stretched(problems: IterateProblem, end: Standing) -> Float[Array, " problems"]:
+    """What steps told of the norm of A. Where the first one found no curvature it told nothing, and |A r| / |r| does: at least
+    the smallest normal number, since what is smaller is lost."""
+    silent = end.stuck & (end.stretch == 0)
+
+    def one(problem: Any, state: Iterate) -> Array:
+        r = jax.lax.stop_gradient(state.gradient)
+        found = ratio(norm(problem.hessian_times(r)), norm(r))
+        return jnp.maximum(found, jnp.finfo(r.dtype).smallest_normal)
+
+    def asked() -> Array:
+        return jnp.where(silent, jax.vmap(one)(problems, end.state), end.stretch)
+
+    return jax.lax.stop_gradient(jax.lax.cond(silent.any(), asked, lambda: end.stretch))
+
+
 def _checked(
     given: IterateProblem, centred: Centred, end: Standing, v: Array, begun: Array, known: bool
 ) -> Checked:
@@ -316,13 +332,14 @@ def _checked(
         problem: Any, at: Array, start: Array | None, end: Standing, v: Array, scale: Array, begun: Array
     ) -> Checked:
         gradient = problem.gradient(at) / scale
+        at, start, seen = jax.lax.stop_gradient((at, start, gradient))
         size = end.stretch
-        unit = (
-            size if known else size / v.size**0.5
-        )  # of operators the largest |Ad| / |d| met, with signs at random
+        if not known:
+            size = jnp.maximum(size, ratio(norm(seen + problem.moment / scale), norm(at / scale)))
+        # of operators the largest |Ad| / |d| met, with signs at random
+        unit = size if known else size / v.size**0.5
         now = Iterate(Track(v), gradient)
-        left = norm(jax.lax.stop_gradient(gradient))
-        at, start = jax.lax.stop_gradient((at, start))
+        left = norm(seen)
         before = 2 * jnp.finfo(v.dtype).eps * begun if start is None else Doubt.of(unit, start, scale).total()
         return Checked(end._replace(state=now, size=left, stretch=size), Doubt.of(unit, at, scale), before)
 
@@ -355,7 +372,9 @@ def _judged(
     good = finite & no_worse(problem, end.state, size, far, doubt.lost) & (moved | met)
     # Once a problem is solved to rounding, rounding alone makes a direction flat: no failure. Where A is so small or large
     # that its products are lost, a flat direction says nothing.
-    singular = end.stuck & ~(end.size <= limits.eps**0.5 * start)
+    # Beside a start that is right to rounding the true residual does not fall, only the one that steps update.
+    little = limits.eps**0.5 * start
+    singular = end.stuck & ~((end.size <= little) | (end.sizes[-1] <= little))
     least = smallest_told(w.dtype)
     told = (size == 0) | ((size > least) & (size < 1 / least))
     good &= ~singular | told
