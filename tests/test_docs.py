@@ -112,7 +112,9 @@ def test_what_looks_like_code_says_its_language(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_no_command_hides_in_an_indented_line(page: Path) -> None:
     outside = FENCE.sub("", page.read_text("utf8"))
-    hidden = re.findall(r"^    (?:\$ )?(?:lfom|make|python|pip|import|from|dask|srun) .*$", outside, re.MULTILINE)
+    hidden = re.findall(
+        r"^    (?:\$ )?(?:lfom|make|python|pip|import|from|dask|srun) .*$", outside, re.MULTILINE
+    )
     assert not hidden, f"{name_of(page)}: write ```shell or ```python"
 
 

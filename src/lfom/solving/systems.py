@@ -308,14 +308,12 @@ def row_sums(problems: IterateProblem) -> Float[Array, " problems"] | None:
 
 
 def _stretched(problems: IterateProblem, end: Standing) -> Float[Array, " problems"]:
-    """What steps told of the norm of A. Where the first one found no curvature it told nothing, and |A r| / |r| does: at least
-    the smallest normal number, since what is smaller is lost."""
+    """What steps told of the norm of A. Where the first one found no curvature it told nothing, and |A r| / |r| does."""
     silent = end.stuck & (end.stretch == 0)
 
     def one(problem: Any, state: Iterate) -> Array:
         r = jax.lax.stop_gradient(state.gradient)
-        found = ratio(norm(problem.hessian_times(r)), norm(r))
-        return jnp.maximum(found, jnp.finfo(r.dtype).smallest_normal)
+        return ratio(norm(problem.hessian_times(r)), norm(r))
 
     def asked() -> Array:
         return jnp.where(silent, jax.vmap(one)(problems, end.state), end.stretch)
@@ -329,7 +327,14 @@ def _checked(
     """At v, with the true residual. begun: the start's. known: whether the norm of A is, not only what steps told of it."""
 
     def one(
-        problem: Any, at: Array, start: Array | None, end: Standing, v: Array, scale: Array, begun: Array
+        problem: Any,
+        at: Array,
+        start: Array | None,
+        end: Standing,
+        v: Array,
+        scale: Array,
+        begun: Array,
+        units: Array,
     ) -> Checked:
         gradient = problem.gradient(at) / scale
         at, start, seen = jax.lax.stop_gradient((at, start, gradient))
@@ -341,13 +346,17 @@ def _checked(
         now = Iterate(Track(v), gradient)
         left = norm(seen)
         before = 2 * jnp.finfo(v.dtype).eps * begun if start is None else Doubt.of(unit, start, scale).total()
-        return Checked(end._replace(state=now, size=left, stretch=size), Doubt.of(unit, at, scale), before)
+        doubt, blur = Doubt.of(unit, at, scale), problem.blur()
+        if blur is not None:
+            blur = jax.lax.stop_gradient(blur / jnp.max(units))
+            before, doubt = before + blur, doubt._replace(lost=doubt.lost + blur)
+        return Checked(end._replace(state=now, size=left, stretch=size), doubt, before)
 
     if centred.start is None:
         problems, at, scale = centred.problems, v, jnp.ones_like(centred.scale)
     else:
         problems, at, scale = given, centred.back(v), centred.scale
-    return jax.vmap(one)(problems, at, centred.start, end, v, scale, begun)
+    return jax.vmap(one)(problems, at, centred.start, end, v, scale, begun, centred.scale)
 
 
 def _judged(
@@ -376,7 +385,9 @@ def _judged(
     little = limits.eps**0.5 * start
     singular = end.stuck & ~((end.size <= little) | (end.sizes[-1] <= little))
     least = smallest_told(w.dtype)
-    told = (size == 0) | ((size > least) & (size < 1 / least))
+    told = (size > least) & (
+        size < 1 / least
+    )  # also a Gram matrix of zeros may be one whose products are lost
     good &= ~singular | told
     status = jnp.where(good, status, statuses.NO_PROGRESS)
     status = jnp.where(singular & told, statuses.NOT_DEFINITE, status)
