@@ -317,7 +317,7 @@ def _show(
     w = np.asarray(found.value).reshape(len(start), -1)
     sizes = " ".join(
         f"|{n}| {float(np.abs(x[i]).max()):.1e}"
-        for n, x in zip("A b start w".split(), (batch.A, batch.b, start, w), strict=True)
+        for n, x in zip(("A", "b", "start", "w"), (batch.A, batch.b, start, w), strict=True)
     )
     print(f"  {what}: {kind}/{name} {w.dtype} tolerance {limit} turn {turn} problem {i} status {int(found.status[i])} "
           f"|numbers| {batch.size[i]:.1e} {sizes}", flush=True)  # fmt: skip
