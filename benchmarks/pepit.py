@@ -196,7 +196,7 @@ def main(other):
         off, case = max((abs(a[0] - b[0]) / max(b[0], 1e-9), case) for case, a, b in own)
         long = [(a[2], b[1]) for case, a, b in own if case[1] >= 7]
         times = [1e3 * statistics.median(some) for some in zip(*long, strict=True)]
-        print(f"{name:18} {len(own):5}  {off:.1e} {str(case[1:]):45} {times[0]:8.1f} {times[1]:8.1f}")
+        print(f"{name:18} {len(own):5}  {off:.1e} {case[1:]!s:45} {times[0]:8.1f} {times[1]:8.1f}")
     print(
         f"{len(pairs)} worst cases; {sum(abs(a[0] - b[0]) > 1e-5 * b[0] + 1e-7 for _, a, b in pairs)} differ by more than 1e-5"
     )
