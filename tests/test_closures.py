@@ -64,11 +64,3 @@ def test_values_that_are_traced_are_read_and_not_differentiated(loss: bool) -> N
     for change in (jax.grad(f), jax.grad(jax.jit(f)), jax.jit(jax.grad(f)), jax.jacfwd(f)):
         with pytest.raises(InputError, match="closes over a value that is differentiated"):
             change(2.0)
-
-
-def test_derivatives_in_data_are_right_beside_a_traced_value() -> None:
-    def f(scale: Any, shared: Any) -> Any:
-        problems = lfom.LinearSystems(lambda data, v: shared * data * v, B, data=scale * jnp.ones(3))
-        return lfom.conjugate_gradient(steps=2).solve(problems, tolerance=1e-8).value.sum()
-
-    np.testing.assert_allclose(jax.jit(jax.grad(f))(2.0, 1.0), -1.5, rtol=1e-6)
