@@ -6,7 +6,7 @@ the next few: measured on two cores for 1,000 systems of 64 unknowns, six to eig
 Problems that lie on several devices are solved where they lie: none waits for another device's.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any
 
@@ -38,16 +38,29 @@ def solve_batch(
         shared = _put(shared, NamedSharding(lies.mesh, PartitionSpec()))
         batch = _put(batch, lies)
 
+    outside = problems.reads_outside()
+
     def solve(some: Any) -> Raw:
-        return compiled(shared, some, rest=method.rest, own=own, steps=steps, lies=lies)
+        return compiled(shared, some, rest=method.rest, own=own, steps=steps, lies=lies, outside=outside)
 
     if lies is not None or not all(map(is_concrete, (*leaves, start))):
         return solve(batch)
     return solve_in_sizes(solve, batch, len(leaves[0]))
 
 
-@partial(jax.jit, static_argnames=("rest", "own", "steps", "lies"))
-def compiled(shared: Any, batch: Any, *, rest: Rest, own: int, steps: int, lies: NamedSharding | None) -> Raw:
+@partial(jax.jit, static_argnames=("rest", "own", "steps", "lies", "outside"))
+def compiled(
+    shared: Any,
+    batch: Any,
+    *,
+    rest: Rest,
+    own: int,
+    steps: int,
+    lies: NamedSharding | None,
+    outside: Hashable = (),
+) -> Raw:
+    """outside: see `Problems.reads_outside`; it names what was compiled."""
+
     def here(shared: Any, batch: Any) -> Raw:
         arrays, tolerance = shared
         program = rest.whole(arrays).ready()  # once, not in every piece
