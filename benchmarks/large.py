@@ -53,7 +53,7 @@ def grid(random, shape):
     inner = (slice(None), *[slice(1, -1)] * len(shape))
     faces, diagonal = {}, 0.0
     for axis in range(1, len(shape) + 1):
-        there = inner[:axis] + (slice(None),) + inner[axis + 1 :]
+        there = (*inner[:axis], slice(None), *inner[axis + 1 :])
         one = np.moveaxis(k[there], axis, 0)
         found = np.moveaxis(2 * one[:-1] * one[1:] / (one[:-1] + one[1:]), 0, axis).astype(np.float32)
         faces[f"axis {axis}"] = found
@@ -183,7 +183,9 @@ def in_process(name, steps, structure):
 
 
 def table(rows):
-    print("| problems | structure | learn (processor) | solve 40, again | problems, peak memory | error | Jacobi CG | progress |")
+    print(
+        "| problems | structure | learn (processor) | solve 40, again | problems, peak memory | error | Jacobi CG | progress |"
+    )
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for row in rows:
         if "failed" in row:

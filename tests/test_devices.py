@@ -62,7 +62,6 @@ def test_fits_and_scores_are_the_same_to_the_last_bit_on_1_2_and_4_devices() -> 
 
 COUNTED = """
 import hashlib, json, jax, numpy as np, lfom
-from lfom.core import threads
 
 places = set()
 def seen(tree):
@@ -86,20 +85,20 @@ rng = np.random.default_rng(0)
 LEARNING = (
     COUNTED
     + """
-from lfom.solving import fits, learners
+from lfom.solving import learners
 
 whole = learners.QuadraticLearner.measured
 def measured(self, fit, fold):
     seen((fit.reader, fit.memory))
     return whole(self, fit, fold)
 learners.QuadraticLearner.measured = measured
-X = (rng.normal(size=(60, 12, 5)) * [1.0, 0.5, 0.3, 0.2, 0.1]).astype(np.float32)
-problems = lfom.LeastSquaresProblems(X[:30], X[:30].sum(axis=2))
+X = (rng.normal(size=(50, 12, 3)) * [1.0, 0.5, 0.3]).astype(np.float32)
+problems = lfom.LeastSquaresProblems(X, X.sum(axis=2))
 stages = []
 
 def learned():
-    names = ["scalar", "preconditioned:diagonal", "preconditioned:low-rank", "conjugate:full"]
-    method = lfom.learn(problems, 3, names, iterations=4, progress=lambda done, text: stages.append(text))
+    names = ["scalar", "preconditioned:diagonal", "conjugate:diagonal", "conjugate:full"]
+    method = lfom.learn(problems, 2, names, iterations=1, progress=lambda done, text: stages.append(text))
     assert {d.id for leaf in jax.tree.leaves(method) for d in leaf.devices()} == {0}
     return [bits(*jax.tree.leaves(method)), repr(method.record), method.structure.name]
 
@@ -125,11 +124,8 @@ def solved():
     return bits(found.value, found.status, found.residuals)
 
 on_counts(solved)
-places.clear()
-few = method.solve(problems[:1_999]).value
 there = jax.device_put(problems, jax.devices()[2])
 np.testing.assert_allclose(method.solve(there).value, method.solve(problems).value, rtol=1e-5)
-inside = jax.jit(lambda some: method.solve(some).value)(problems)
 places.clear()
 method.solve(problems[:1_999]), method.solve(there)
 assert not places, places
@@ -150,7 +146,7 @@ def watched(work, items, *rest):
 
 adapting.in_threads = shared.in_threads = watched
 data = lfom.LinearRegression([1.0, 0.5], context=8)
-prompts = data.prompts(jax.random.key(2), 4_000)
+prompts = data.prompts(jax.random.key(2), 16_000)
 heads = [lfom.memformer(2, 2, key=jax.random.key(k)) for k in range(2)]
 model = lfom.mixture(heads)
 

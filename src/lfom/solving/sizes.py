@@ -25,7 +25,9 @@ from lfom.core.threads import in_threads
 
 PARTS = (1_000, 250, 50, 10, 2)  # problems
 MANY = 2_000  # problems from which on several CPU devices share a batch
-LARGEST = 256_000_000  # bytes of a part on an accelerator: reading less takes no longer than a call and its answer
+LARGEST = (
+    256_000_000  # bytes of a part on an accelerator: reading less takes no longer than a call and its answer
+)
 WASTE = 10  # a part may fill up a tenth of the batch
 ROUND = (8, 10, 12, 15, 16, 20, 24, 25, 30, 32, 40, 48, 50, 60, 64, 75)  # times powers of two or of ten
 
