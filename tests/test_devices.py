@@ -12,8 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import lfom
+from lfom.cli import app
 from lfom.core import devices as module
 from lfom.core import threads
 from lfom.core.checks import InputError
@@ -158,8 +160,27 @@ on_counts(adapted)
 """
 )
 
+NUMBERS = (
+    COUNTED
+    + """
+from lfom.core.threads import in_threads
+from lfom.core.vectors import vector_of
+from lfom.limits import spectral
+from lfom.limits.gdpp import template
 
-@pytest.mark.parametrize("program", [LEARNING, SOLVING, ADAPTING], ids=["learn", "solve", "adapt"])
+spectral.in_threads = lambda work, items: in_threads(lambda item: seen(work(item)), items)
+data = lfom.LinearRegression([1.0, 0.5], context=8)
+q = data.quadratics(jax.random.key(0), 8 * spectral.PIECE)
+some = spectral.spectra(q, np.eye(2))
+start = template("none", 1)
+on_counts(lambda: bits(*spectral.NumberFit(start).fit(vector_of(start), some, 2)))
+"""
+)
+
+
+@pytest.mark.parametrize(
+    "program", [LEARNING, SOLVING, ADAPTING, NUMBERS], ids=["learn", "solve", "adapt", "numbers"]
+)
 def test_methods_and_solutions_are_the_same_to_the_last_bit_on_1_2_and_4_devices(program: str) -> None:
     found = json.loads(in_process(program, 4).splitlines()[-1])
     (first, _), (second, two), (third, four) = found["1"], found["2"], found["4"]
@@ -198,6 +219,17 @@ def test_more_devices_than_there_are_are_refused() -> None:
         lfom.devices(there + 1)
     with pytest.raises(InputError, match="devices"):
         lfom.devices(0)
+
+
+@pytest.mark.parametrize("command", ["learn", "solve", "adapt"])
+def test_commands_refuse_more_devices_than_there_are_before_anything_is_read(
+    command: str, tmp_path: Path
+) -> None:
+    problems = ["problems.npz"] if command == "solve" else []
+    asked = [command, "method.safetensors", *problems, "--devices", "99"]
+    if command != "adapt":
+        asked += ["--out", str(tmp_path / "out")]
+    assert "devices is 99: this process has" in str(CliRunner().invoke(app, asked).exception)
 
 
 def test_fewer_devices_are_used_inside_the_block_only() -> None:
