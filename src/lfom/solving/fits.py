@@ -17,7 +17,7 @@ from lfom.solving.progress import Course
 from lfom.solving.structures import Structure
 
 
-class Job(NamedTuple):
+class Trial(NamedTuple):
     """One fit."""
 
     structure: Structure
@@ -29,7 +29,7 @@ class Job(NamedTuple):
         return self.structure.name + part
 
 
-def fitted(learner: Any, jobs: list[Job], kind: str, folds: int, course: Course) -> Iterator[Fitted]:
+def fitted(learner: Any, jobs: list[Trial], kind: str, folds: int, course: Course) -> Iterator[Fitted]:
     """In the order of jobs, each as it is asked for, or as many at a time as there are devices. kind: of stage."""
     several = min(len(used()), len(jobs))
     if several <= 1:

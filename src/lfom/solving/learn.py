@@ -10,7 +10,7 @@ from lfom.core import checks, room
 from lfom.core.checks import InputError
 from lfom.core.methods import Method
 from lfom.solving.bounded import Bounded
-from lfom.solving.fits import Job, fitted
+from lfom.solving.fits import Trial, fitted
 from lfom.solving.learners import Fitted, Fold, Learner
 from lfom.solving.problems import Problems
 from lfom.solving.progress import Course, Lines, Told
@@ -102,7 +102,7 @@ def _learned(
     ]
 
     def by_structure(kind: str, iterations: dict[Structure, int]) -> dict[Structure, list[Fitted]]:
-        jobs = [Job(one, fold, count) for one, count in iterations.items() for fold in folds]
+        jobs = [Trial(one, fold, count) for one, count in iterations.items() for fold in folds]
         found = fitted(learner, jobs, kind, len(folds), course)
         return {one: [next(found) for _ in folds] for one in iterations}
 
