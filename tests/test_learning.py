@@ -21,7 +21,7 @@ from lfom.core.readers import Gradient
 from lfom.solving.certificate import certify, residual_polynomials
 from lfom.solving.joint import best_register
 from lfom.solving.learn import _affordable
-from lfom.solving.pieces import piece
+from lfom.solving.pieces import mapped, piece
 from lfom.solving.spectra import matrices
 from lfom.solving.structures import available, parse
 from tests.learned_problems import (
@@ -332,6 +332,17 @@ def test_one_problem_is_a_batch_of_one() -> None:
     assert len(fresh[1:3]) == 2
     with pytest.raises(InputError, match="does not exist"):
         fresh[40]
+
+
+@pytest.mark.parametrize("size", [1, 3, 12])
+def test_pieces_of_any_size_are_put_together(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One problem at a time goes without an axis for it."""
+    matrices, vectors = np.arange(12 * 4.0).reshape(12, 2, 2), np.arange(24.0).reshape(12, 2)
+    monkeypatch.setattr("lfom.solving.pieces.SMALL", 0)
+    monkeypatch.setattr("lfom.solving.pieces.PIECE", (matrices[0].nbytes + vectors[0].nbytes) * size)
+    assert piece((matrices, vectors)) == size
+    found = mapped(lambda A, v: A @ v, *map(jnp.asarray, (matrices, vectors)))
+    np.testing.assert_allclose(found, np.einsum("pij,pj->pi", matrices, vectors))
 
 
 def test_pieces_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

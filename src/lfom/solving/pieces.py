@@ -2,7 +2,7 @@
 
 A step reads every matrix once. Where they do not fit the cache, all steps of a few problems come before
 the next few: measured on two cores for 1,000 systems of 64 unknowns, six to eight times faster; a gradient through 50 steps on
-9 systems of 1,000 unknowns takes a third of the processor's time.
+9 systems of 1,000 unknowns takes .11 s of a processor instead of .25.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,10 @@ PIECE = 500_000  # bytes: a piece of a larger batch
 def mapped(work: Callable[..., Any], *batch: Any) -> Any:
     """work(one problem's part of each) for all problems, which are the leading axis of every array here and there."""
 
-    return in_pieces(lambda some: jax.vmap(work)(*some), batch, piece(batch))
+    size = piece(batch)
+    if size == 1:  # an axis of size 1 is none: with it XLA's products take four times as long
+        return jax.lax.map(lambda one: work(*one), batch)
+    return in_pieces(lambda some: jax.vmap(work)(*some), batch, size)
 
 
 def in_pieces(solve: Callable[[Any], Any], batch: Any, size: int) -> Any:
