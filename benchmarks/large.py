@@ -193,8 +193,8 @@ def table(rows):
             continue
         print(
             f"| {row['name']}, {row['unknowns']:,} unknowns | `{row['structure']}` | {row['learn']:.0f} s ({row['processor']:.0f} s) | "
-            f"{row['solve']:.1f} s, {row['again']:.2f} s | {row['data']:.2f} GB, {row['peak']:.1f} GB | {row['error']:.2g} | "
-            f"{row['jacobi']:.2g} | {row['lines']} lines |"
+            f"{row['solve']:.1f} s, {row['again']:.2f} s | {row['data']:.2f} GB, {row['peak']:.1f} GB | {row['error']:.3g} | "
+            f"{row['jacobi']:.3g} | {row['lines']} lines |"
         )
 
 

@@ -17,7 +17,6 @@ from lfom.core.preconditioners import Identity
 from lfom.core.problems import IterateProblem
 from lfom.core.readers import Gradient
 from lfom.core.stopping import choose
-from lfom.solving.pieces import in_pieces, piece
 from lfom.solving.spectra import extreme_eigenvalues
 from lfom.solving.systems import plain_reader, starts
 
@@ -81,11 +80,6 @@ def _longest(w: Array) -> int:
 
 @eqx.filter_jit
 def _iterated(problems: IterateProblem) -> tuple[Array, Array, Bool[Array, " problems"], Array]:
-    """See `_iterated_piece`: a piece that is done does not wait for the others."""
-    return in_pieces(_iterated_piece, problems, piece(problems))
-
-
-def _iterated_piece(problems: IterateProblem) -> tuple[Array, Array, Bool[Array, " problems"], Array]:
     """The solutions, their relative residuals, who met a direction without curvature, and the largest |A v| / |v|
     for the steps v. A loop of its own: `until` keeps more, and takes a quarter longer to compile."""
     method = Method(plain_reader(problems), Conjugate(), 1)
