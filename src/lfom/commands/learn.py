@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from lfom.commands.announcing import announce_learning
+from lfom.commands.hosts import Devices, use_devices
 from lfom.commands.inspect import described, print_method
 from lfom.commands.options import AsJsonTables, Force, Seed, print_json
 from lfom.commands.problem_files import check_out
@@ -34,12 +35,14 @@ def learn_command(
     seed: Seed = 0,
     force: Force = False,
     as_json: AsJsonTables = False,
+    devices: Devices = None,
 ) -> None:
     """Learn a method from problems like those it will solve; held-out problems pick its structure."""
     from lfom.solving import learn
     from lfom.solving.progress import Lines
 
     check_out(out, force, "method.safetensors", inputs=[problems])
+    use_devices(devices)
     with jax.enable_x64(True):  # every array keeps the precision it has in the file
         names = structure if structure == "auto" else [name.strip() for name in structure.split(",")]
         announce_learning(problems, steps, names)

@@ -2,7 +2,12 @@
 
 On a CPU a batch is cut into parts of these sizes and the last part is filled up: nothing large is copied, and a part
 of the host's memory is handed over as it lies. On an accelerator, where a small batch takes as long as a large one, the
-whole is filled up to the next size. Problems that fill up are copies of the last one; what they find is dropped.
+whole is filled up to the next size, and only batches of hundreds of megabytes are cut. Problems that fill up are copies of
+the last one; what they find is dropped.
+
+Parts go to all devices. How a batch is cut does not depend on how many there are, so that solutions are the same to the last
+bit for any number of devices of one kind. A batch of one part stays on one device, and so do few problems on a CPU, and what
+somebody has put on a device.
 """
 
 from collections.abc import Callable
@@ -13,9 +18,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lfom.core.arrays import numpy_or_jax
 from lfom.core.compiler import reads_back
+from lfom.core.devices import used
+from lfom.core.threads import in_threads
 
 PARTS = (1_000, 250, 50, 10, 2)  # problems
+MANY = 2_000  # problems from which on several CPU devices share a batch
+LARGEST = (
+    256_000_000  # bytes of a part on an accelerator: reading less takes no longer than a call and its answer
+)
 WASTE = 10  # a part may fill up a tenth of the batch
 ROUND = (8, 10, 12, 15, 16, 20, 24, 25, 30, 32, 40, 48, 50, 60, 64, 75)  # times powers of two or of ten
 
@@ -52,25 +64,52 @@ def up(count: int) -> int:
     return min(size for m in ROUND for p in powers if (size := m * p) >= count)
 
 
+@cache
+def large_parts(count: int, size: int) -> tuple[int, ...]:
+    """The same on an accelerator, for problems of so many bytes. All parts but the last are of one size.
+
+    >>> large_parts(1_000, 1_000), large_parts(1_025, 1_000), large_parts(100, 4_000_000)
+    ((1000,), (1200,), (64, 40))
+    """
+    most = max(LARGEST // max(size, 1), 1)
+    if count <= most:
+        return (up(count),)
+    whole, left = divmod(count, most)
+    return (most,) * whole + ((up(left),) if left else ())
+
+
 def solve_in_sizes(solve: Callable[[Any], Any], batch: Any, count: int) -> Any:
     """What solve(batch) finds."""
-    if reads_back():
-        size = up(count)
-        return solve(batch) if size == count else _cut(solve(_filled(batch, size)), count)
-    sizes = parts(count)
+    there = reads_back()
+    sizes = large_parts(count, _bytes(batch) // count) if there else parts(count)
     if sizes == (count,):
         return solve(batch)
-    held = jax.tree.map(np.asarray, batch)
+    if there and len(sizes) == 1:
+        return _cut(solve(_filled(batch, sizes[0])), count)
+    held = batch if there else jax.tree.map(np.asarray, batch)
     ends = np.cumsum(sizes).tolist()
-    found = [solve(_part(held, end - size, end)) for size, end in zip(sizes, ends, strict=True)]
-    return jax.tree.map(lambda *some: jax.device_put(np.concatenate(some)[:count]), *found)
+    some = (_part(held, end - size, end) for size, end in zip(sizes, ends, strict=True))
+    alone = _placed(batch) or not (there or count >= MANY)
+    several = 1 if alone else min(len(used()), len(sizes))
+    found = [solve(one) for one in some] if several == 1 else list(in_threads(solve, some, several))
+    xp = jnp if there and several == 1 else np
+    return jax.tree.map(lambda *some: jax.device_put(xp.concatenate(some)[:count]), *found)
+
+
+def _placed(batch: Any) -> bool:
+    """Whether somebody has said where it lies."""
+    return any(leaf.committed for leaf in jax.tree.leaves(batch))
+
+
+def _bytes(batch: Any) -> int:
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(batch))
 
 
 def _part(batch: Any, first: int, end: int) -> Any:
-    def one(array: np.ndarray) -> np.ndarray:
-        some = array[first:end]
+    def one(array: Any) -> Any:
+        some, xp = array[first:end], numpy_or_jax(array)
         missing = end - first - len(some)
-        return some if not missing else np.concatenate([some, np.repeat(array[-1:], missing, axis=0)])
+        return some if not missing else xp.concatenate([some, xp.repeat(array[-1:], missing, axis=0)])
 
     return jax.tree.map(one, batch)
 
