@@ -6,8 +6,9 @@ whole is filled up to the next size, and only batches of hundreds of megabytes a
 the last one; what they find is dropped.
 
 Parts go to all devices. How a batch is cut does not depend on how many there are, so that solutions are the same to the last
-bit for any number of devices of one kind. A batch of one part stays on one device, and so do few problems on a CPU, and what
-somebody has put on a device.
+bit for any number of devices of one kind. On a CPU, threads solve as many parts at a time as there are cores: the loop over
+pieces of one part (`solving/pieces.py`) keeps one core busy. A batch of one part stays on one device, and so does a small one
+on a CPU, and what somebody has put on a device.
 """
 
 from collections.abc import Callable
@@ -21,32 +22,36 @@ import numpy as np
 from lfom.core.arrays import numpy_or_jax
 from lfom.core.compiler import reads_back
 from lfom.core.devices import used
-from lfom.core.threads import in_threads
+from lfom.core.threads import cores, in_threads, is_worker
 
 PARTS = (1_000, 250, 50, 10, 2)  # problems
-MANY = 2_000  # problems from which on several CPU devices share a batch
+PAIRED = 250  # several parts as large as this come in pairs: two cores, or more, end together
+WORTH = 4_000_000  # bytes of a batch that several cores or CPU devices share
 LARGEST = (
     256_000_000  # bytes of a part on an accelerator: reading less takes no longer than a call and its answer
 )
-WASTE = 10  # a part may fill up a tenth of the batch
+WASTE = 25  # the last part may fill up such a part of the batch
 ROUND = (8, 10, 12, 15, 16, 20, 24, 25, 30, 32, 40, 48, 50, 60, 64, 75)  # times powers of two or of ten
 
 
 @cache
 def parts(count: int) -> tuple[int, ...]:
-    """The sizes that a batch is cut into on a CPU; they add up to at most a tenth more than there are.
+    """The sizes that a batch is cut into on a CPU; they add up to little more than there are.
 
-    >>> parts(1_000), parts(1_009), parts(32), parts(60)
-    ((1000,), (1000, 50), (32,), (50, 10))
+    >>> parts(1_000), parts(509), parts(32), parts(60)
+    ((250, 250, 250, 250), (250, 250, 10), (32,), (50, 10))
     """
     if count <= PARTS[2]:
         return (up(count),)
     found: tuple[int, ...] = ()
     left = count
     for size in PARTS:
-        found += (size,) * (left // size)
-        left %= size
-        if left and size - left <= count / WASTE and size < count:
+        many = left // size
+        if size >= PAIRED and many > 1:
+            many -= many % 2
+        found += (size,) * many
+        left -= many * size
+        if 0 <= size - left <= count / WASTE and 0 < left and size < PAIRED:
             return (*found, size)
     return found if not left else (*found, left)
 
@@ -89,11 +94,17 @@ def solve_in_sizes(solve: Callable[[Any], Any], batch: Any, count: int) -> Any:
     held = batch if there else jax.tree.map(np.asarray, batch)
     ends = np.cumsum(sizes).tolist()
     some = (_part(held, end - size, end) for size, end in zip(sizes, ends, strict=True))
-    alone = _placed(batch) or not (there or count >= MANY)
-    several = 1 if alone else min(len(used()), len(sizes))
-    found = [solve(one) for one in some] if several == 1 else list(in_threads(solve, some, several))
+    alone = _placed(batch) or not (there or _bytes(batch) >= WORTH)
+    at_once = len(used()) if there else max(len(used()), cores())
+    several = 1 if alone or is_worker() else min(at_once, len(sizes))
+    found = list(map(solve, some) if several == 1 else in_threads(partial(_solved, solve), some, several))
     xp = jnp if there and several == 1 else np
     return jax.tree.map(lambda *some: jax.device_put(xp.concatenate(some)[:count]), *found)
+
+
+def _solved(solve: Callable[[Any], Any], part: Any) -> Any:
+    """Solved, not only begun: JAX would queue what a thread begins behind what others have begun."""
+    return jax.block_until_ready(solve(part))
 
 
 def _placed(batch: Any) -> bool:
