@@ -116,7 +116,7 @@ from lfom.solving import sizes
 
 whole = sizes.in_threads
 sizes.in_threads = lambda work, items, count: whole(lambda item: seen(work(item)), items, count)
-X = rng.normal(size=(4_321, 6, 3)).astype(np.float32)
+X = rng.normal(size=(4_321, 80, 3)).astype(np.float32)  # 5.5 MB
 problems = lfom.LeastSquaresProblems(X, X.sum(axis=2))
 method = lfom.conjugate_gradient(3)
 

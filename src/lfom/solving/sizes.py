@@ -25,7 +25,7 @@ from lfom.core.devices import used
 from lfom.core.threads import cores, in_threads, is_worker
 
 PARTS = (1_000, 250, 50, 10, 2)  # problems
-PAIRED = 250  # several parts as large as this come in pairs: two cores, or more, end together
+PAIRED = 250  # parts as large as this come in pairs where there are two: two cores, or more, end together
 WORTH = 4_000_000  # bytes of a batch that several cores or CPU devices share
 LARGEST = (
     256_000_000  # bytes of a part on an accelerator: reading less takes no longer than a call and its answer
@@ -47,11 +47,11 @@ def parts(count: int) -> tuple[int, ...]:
     left = count
     for size in PARTS:
         many = left // size
-        if size >= PAIRED and many > 1:
+        if size >= PAIRED and count >= 2 * PAIRED:
             many -= many % 2
         found += (size,) * many
         left -= many * size
-        if 0 <= size - left <= count / WASTE and 0 < left and size < PAIRED:
+        if 0 <= size - left <= count / WASTE and left > 0 and size < PAIRED:
             return (*found, size)
     return found if not left else (*found, left)
 
