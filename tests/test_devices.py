@@ -12,8 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import lfom
+from lfom.cli import app
 from lfom.core import devices as module
 from lfom.core import threads
 from lfom.core.checks import InputError
@@ -60,6 +62,132 @@ def test_fits_and_scores_are_the_same_to_the_last_bit_on_1_2_and_4_devices() -> 
     assert len({bits for _, bits in found.values()}) == 1
 
 
+COUNTED = """
+import hashlib, json, jax, numpy as np, lfom
+
+places = set()
+def seen(tree):
+    places.update(d.id for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array) for d in leaf.devices())
+    return tree
+
+def bits(*arrays):
+    return hashlib.sha256(b"".join(np.asarray(a).tobytes() for a in arrays)).hexdigest()
+
+def on_counts(work):
+    found = {}
+    for count in (1, 2, 4):
+        places.clear()
+        with lfom.devices(count):
+            found[count] = [work(), len(places)]
+    print(json.dumps(found))
+
+rng = np.random.default_rng(0)
+"""
+
+LEARNING = (
+    COUNTED
+    + """
+from lfom.solving import learners
+
+whole = learners.QuadraticLearner.measured
+def measured(self, fit, fold):
+    seen((fit.reader, fit.memory))
+    return whole(self, fit, fold)
+learners.QuadraticLearner.measured = measured
+X = (rng.normal(size=(50, 12, 3)) * [1.0, 0.5, 0.3]).astype(np.float32)
+problems = lfom.LeastSquaresProblems(X, X.sum(axis=2))
+stages = []
+
+def learned():
+    names = ["scalar", "preconditioned:diagonal", "conjugate:diagonal", "conjugate:full"]
+    method = lfom.learn(problems, 2, names, iterations=1, progress=lambda done, text: stages.append(text))
+    assert {d.id for leaf in jax.tree.leaves(method) for d in leaf.devices()} == {0}
+    return [bits(*jax.tree.leaves(method)), repr(method.record), method.structure.name]
+
+on_counts(learned)
+assert any("4 at a time" in text for text in stages)
+"""
+)
+
+SOLVING = (
+    COUNTED
+    + """
+from lfom.solving import sizes
+
+whole = sizes.in_threads
+sizes.in_threads = lambda work, items, count: whole(lambda item: seen(work(item)), items, count)
+X = rng.normal(size=(4_321, 80, 3)).astype(np.float32)  # 5.5 MB
+problems = lfom.LeastSquaresProblems(X, X.sum(axis=2))
+method = lfom.conjugate_gradient(3)
+
+def solved():
+    found = method.solve(problems)
+    assert found.value.shape == (4_321, 3) and found.value.devices() == {jax.devices()[0]}
+    return bits(found.value, found.status, found.residuals)
+
+on_counts(solved)
+there = jax.device_put(problems, jax.devices()[2])
+np.testing.assert_allclose(method.solve(there).value, method.solve(problems).value, rtol=1e-5)
+places.clear()
+method.solve(problems[:1_999]), method.solve(there)
+assert not places, places
+"""
+)
+
+ADAPTING = (
+    COUNTED
+    + """
+from lfom.adaptation import adapting, shared
+from lfom.core.threads import in_threads
+
+def watched(work, items, *rest):
+    def here(item):
+        seen(jax.numpy.zeros(1) + 1)
+        return work(item)
+    return in_threads(here, items, *rest)
+
+adapting.in_threads = shared.in_threads = watched
+data = lfom.LinearRegression([1.0, 0.5], context=8)
+prompts = data.prompts(jax.random.key(2), 16_000)
+heads = [lfom.memformer(2, 2, key=jax.random.key(k)) for k in range(2)]
+model = lfom.mixture(heads)
+
+def adapted():
+    some = [lfom.adapt(model, prompts, setting=setting, steps=2) for setting in ("label-free", "per prompt")]
+    return bits(*(leaf for one in some for leaf in jax.tree.leaves((one.model, one.before, one.after))))
+
+on_counts(adapted)
+"""
+)
+
+NUMBERS = (
+    COUNTED
+    + """
+from lfom.core.threads import in_threads
+from lfom.core.vectors import vector_of
+from lfom.limits import spectral
+from lfom.limits.gdpp import template
+
+spectral.in_threads = lambda work, items: in_threads(lambda item: seen(work(item)), items)
+data = lfom.LinearRegression([1.0, 0.5], context=8)
+q = data.quadratics(jax.random.key(0), 8 * spectral.PIECE)
+some = spectral.spectra(q, np.eye(2))
+start = template("none", 1)
+on_counts(lambda: bits(*spectral.NumberFit(start).fit(vector_of(start), some, 2)))
+"""
+)
+
+
+@pytest.mark.parametrize(
+    "program", [LEARNING, SOLVING, ADAPTING, NUMBERS], ids=["learn", "solve", "adapt", "numbers"]
+)
+def test_methods_and_solutions_are_the_same_to_the_last_bit_on_1_2_and_4_devices(program: str) -> None:
+    found = json.loads(in_process(program, 4).splitlines()[-1])
+    (first, _), (second, two), (third, four) = found["1"], found["2"], found["4"]
+    assert first == second == third
+    assert (two, four) == (2, 4)
+
+
 SHARDED = """
 import jax, jax.numpy as jnp, numpy as np, lfom
 from jax.sharding import NamedSharding, PartitionSpec
@@ -91,6 +219,17 @@ def test_more_devices_than_there_are_are_refused() -> None:
         lfom.devices(there + 1)
     with pytest.raises(InputError, match="devices"):
         lfom.devices(0)
+
+
+@pytest.mark.parametrize("command", ["learn", "solve", "adapt"])
+def test_commands_refuse_more_devices_than_there_are_before_anything_is_read(
+    command: str, tmp_path: Path
+) -> None:
+    problems = ["problems.npz"] if command == "solve" else []
+    asked = [command, "method.safetensors", *problems, "--devices", "99"]
+    if command != "adapt":
+        asked += ["--out", str(tmp_path / "out")]
+    assert "devices is 99: this process has" in str(CliRunner().invoke(app, asked).exception)
 
 
 def test_fewer_devices_are_used_inside_the_block_only() -> None:

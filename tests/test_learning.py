@@ -18,10 +18,10 @@ from lfom.core.methods import Method
 from lfom.core.preconditioners import Identity
 from lfom.core.problems import Quadratic
 from lfom.core.readers import Gradient
-from lfom.solving.batches import piece
 from lfom.solving.certificate import certify, residual_polynomials
 from lfom.solving.joint import best_register
 from lfom.solving.learn import _affordable
+from lfom.solving.pieces import mapped, piece
 from lfom.solving.spectra import matrices
 from lfom.solving.structures import available, parse
 from tests.learned_problems import (
@@ -334,11 +334,22 @@ def test_one_problem_is_a_batch_of_one() -> None:
         fresh[40]
 
 
+@pytest.mark.parametrize("size", [1, 3, 12])
+def test_pieces_of_any_size_are_put_together(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One problem at a time goes without an axis for it."""
+    matrices, vectors = np.arange(12 * 4.0).reshape(12, 2, 2), np.arange(24.0).reshape(12, 2)
+    monkeypatch.setattr("lfom.solving.pieces.SMALL", 0)
+    monkeypatch.setattr("lfom.solving.pieces.PIECE", (matrices[0].nbytes + vectors[0].nbytes) * size)
+    assert piece((matrices, vectors)) == size
+    found = mapped(lambda A, v: A @ v, *map(jnp.asarray, (matrices, vectors)))
+    np.testing.assert_allclose(found, np.einsum("pij,pj->pi", matrices, vectors))
+
+
 def test_pieces_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     method, fresh = learned("scalar"), regressions(count=14, seed=6)
     assert piece(fresh) == 14
-    monkeypatch.setattr("lfom.solving.batches.SMALL", 0)
-    monkeypatch.setattr("lfom.solving.batches.PIECE", sum(x.nbytes for x in jax.tree.leaves(fresh)) // 3)
+    monkeypatch.setattr("lfom.solving.pieces.SMALL", 0)
+    monkeypatch.setattr("lfom.solving.pieces.PIECE", sum(x.nbytes for x in jax.tree.leaves(fresh)) // 3)
     assert piece(fresh) == 2
     solution = method.solve(fresh)  # of a size that was not compiled before
     kept = np.isin(solution.status, (0, 1))

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -223,3 +224,59 @@ def test_another_family_is_refused() -> None:
     with pytest.raises(InputError, match="takes problems"):
         method.solve(np.ones((2, 6)))  # type: ignore[arg-type]
     assert (method.solve(fresh_regressions()).status >= 0).all()  # least squares are systems
+
+
+def product(A: Any, v: Any) -> Any:
+    return A @ v
+
+
+def begun_at_the_solution(size: float) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray]:
+    """Systems of such numbers in float32, and starts that are right to rounding."""
+    fresh: Any = systems(count=30, seed=5)
+    A, b = (np.asarray(x) for x in (fresh.A, fresh.b))
+    best = np.linalg.solve(A, b[..., None])[..., 0].astype(np.float32)
+    return fresh, (A * size).astype(np.float32), (b * size).astype(np.float32), best
+
+
+@pytest.mark.parametrize("matrix_free", [False, True])
+def test_a_start_that_is_right_to_rounding_makes_nothing_indefinite(matrix_free: bool) -> None:
+    """The true residual cannot fall then, whatever the steps do."""
+    for size in (1e-20, 1.0):
+        _, A, b, best = begun_at_the_solution(size)
+        problems = lfom.LinearSystems(product, b, data=A) if matrix_free else lfom.LinearSystems(A, b)
+        found = lfom.conjugate_gradient(steps=14).solve(problems, start=best)
+        assert (np.asarray(found.status) != statuses.NOT_DEFINITE).all()
+
+
+def test_operators_of_the_smallest_numbers_are_not_called_indefinite() -> None:
+    """No step is taken there, and none tells how large the operator is."""
+    fresh: Any = systems(count=20, seed=5)
+    b = np.asarray(fresh.b, np.float32)
+    method = lfom.conjugate_gradient(steps=8)
+    for size, status in ((1e-38, statuses.NO_PROGRESS), (-1.0, statuses.NOT_DEFINITE)):
+        A = (np.asarray(fresh.A) * size).astype(np.float32)
+        found = method.solve(lfom.LinearSystems(product, b * 1e5, data=A))
+        assert (np.asarray(found.status) == status).all()
+
+
+def test_regressions_of_the_smallest_numbers_are_not_called_singular() -> None:
+    """Squares of their covariates are lost, and nothing is known of their Gram matrices."""
+    rng = np.random.default_rng(0)
+    X = (rng.normal(size=(20, 24, 6)) * 1e-21).astype(np.float32)
+    y = rng.normal(size=(20, 24)).astype(np.float32) * np.float32(1e3)
+    for options in ({"steps": 8}, {"tolerance": 0.1}):
+        found = learned("scalar").astype(np.float32).solve(lfom.LeastSquaresProblems(X, y), **options)
+        assert (np.asarray(found.status) != statuses.NOT_DEFINITE).all()
+
+
+def _valley(w: Any, curvature: Any) -> Any:
+    return jnp.sum(curvature * w**2) / 2
+
+
+def test_losses_claim_nothing_below_the_smallest_normal_number() -> None:
+    """A tolerance below it is met by numbers that are lost."""
+    start = np.full((1, 4), 1.0, np.float32)
+    problems = lfom.ConvexLosses(_valley, np.full((1, 4), 1e-36, np.float32), 4)
+    method = learned_from_losses().astype(np.float32)
+    assert method.solve(problems, tolerance=0.5, start=start).status[0] // 10 != 2
+    assert method.solve(problems, tolerance=1e-4, start=start).status[0] // 10 != 1

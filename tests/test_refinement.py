@@ -201,7 +201,7 @@ def test_lines_come_with_every_stage_and_while_a_program_runs() -> None:
         told(0.5, "trying conjugate:sine")
         told(0.5, "trying conjugate:sine")
         told(0.6, "refining conjugate:sine: 1%")
-        told(0.6, "refining conjugate:sine: 2%")
+        told(0.001, "refining conjugate:sine: 2%")
         assert len(out.getvalue().splitlines()) == 2
         time.sleep(0.5)
     lines = out.getvalue().splitlines()
@@ -209,6 +209,11 @@ def test_lines_come_with_every_stage_and_while_a_program_runs() -> None:
     assert "refining conjugate:sine: 2%, about" in lines[-1]
     time.sleep(0.3)
     assert out.getvalue().splitlines() == lines  # nothing afterwards
+    late = io.StringIO()
+    with Lines(every=0.2, out=late) as told:
+        told(0.999, "trying scalar")  # done in a moment
+        time.sleep(0.5)
+    assert late.getvalue().splitlines()[-1].endswith("trying scalar")  # no estimate once it has run out
     quiet = io.StringIO()
     with Lines(out=quiet) as told:
         told(0.5, "trying scalar")

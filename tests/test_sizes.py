@@ -122,6 +122,23 @@ def test_steps_without_round_trips_are_the_same(
     np.testing.assert_allclose(written.residuals, plain.residuals, rtol=1e-5, atol=1e-9)
 
 
+def test_a_batch_of_hundreds_of_megabytes_is_cut_on_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    problems = some_systems(count=23)
+    method = lfom.conjugate_gradient(2)
+    plain = method.solve(problems)
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(problems)) // 23
+    monkeypatch.setattr(sizes, "LARGEST", 9 * size)
+    sizes.large_parts.cache_clear()
+    assert sizes.large_parts(23, size) == (9, 9, 5)
+    assert sizes.large_parts(27, size) == (9, 9, 9)
+    assert sizes.large_parts(9, size) == (10,)  # filled up, not cut
+    monkeypatch.setattr(sizes, "reads_back", lambda: True)
+    cut = method.solve(problems)
+    sizes.large_parts.cache_clear()
+    np.testing.assert_allclose(cut.value, plain.value, rtol=1e-8, atol=1e-10)
+    np.testing.assert_array_equal(cut.status, plain.status)
+
+
 def test_what_is_kept_of_a_method_goes_with_it() -> None:
     method: Any = lfom.gradient_descent(0.1, steps=3)
     problems = some_systems(count=3)

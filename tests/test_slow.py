@@ -23,8 +23,10 @@ def test_every_name_is_that_of_a_test(names: set[str]) -> None:
 
 
 def test_what_is_left_out() -> None:
-    times = {"a::fast": 0.1, "a::b[1]": 3.0, "a::b[2]": 2.0, "a::b[3]": 1.0, "a::long": 9.0, "a::b[4]": 5.0}
-    assert list(slow.slow(times)) == ["a::b[1]", "a::b[2]", "a::b[4]", "a::long"]
+    little, long = slow.FAST / 2, 2 * slow.NOT_VERY_SLOW
+    middle = (slow.FAST + slow.NOT_VERY_SLOW) / 2
+    times = {"a::b[1]": middle + 1, "a::b[2]": middle, "a::b[3]": little, "a::c": middle, "a::d": long}
+    assert list(slow.slow(times)) == ["a::b[1]", "a::b[2]", "a::d"]
     always = slow.ALWAYS[0]
     assert not list(slow.slow({always: 100.0}))
 

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 import lfom
 from lfom.cli import app
-from lfom.commands.progress import TrainingProgress, estimate, stages
+from lfom.commands.progress import TrainingProgress, described, stages
 from lfom.commands.train import known_optimum
 from lfom.core.checks import InputError
 from lfom.training import LeastSquares, State
@@ -323,7 +323,7 @@ def test_the_optimum_is_shown_only_where_no_model_gets_below_it() -> None:
 def test_the_bar_shows_loss_distance_and_time_left(optimiser: Any) -> None:
     phases = small(optimiser).phases
     found = stages(phases, 2, (1, 2), 2)
-    assert "4 models" in estimate(phases, 2, (1, 2), 2)
+    assert "4 models" in described(phases, (1, 2), 2)
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=80, legacy_windows=False)
     record = {"phase": phases[0].name, "number": 0, "level": 0, "step": 0}

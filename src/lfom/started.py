@@ -9,10 +9,12 @@ import os
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+BEGUN = time.perf_counter(), time.process_time()  # now, and the time that this process has worked until now
 
 
 def is_command(argv: list[str], original: list[str]) -> bool:

@@ -53,7 +53,7 @@ JUDGED = 0.2  # the share of the prompts that is not fitted to and judges, where
 ENOUGH = 20
 MANY = 200  # prompts per trained number from which on all of them are fitted to, and judge: a fifth of them
 # would add more noise (losses have heavy tails) than it saves overfitting
-THREADED = 2_000  # prompts from which on the two halves of a batch run side by side
+THREADED = 1_000  # prompts at least in each of two or four parts of a batch, which run side by side
 PER_PROMPT_FOLDS = 5  # for the judgement of gates per prompt; one token at a time costs four times as much
 
 
@@ -194,12 +194,12 @@ def _kept(model: Mixture, gates: Array, before: Array, after: Array) -> tuple[Ar
 
 
 def _per_prompt(models: list[Mixture], X: np.ndarray, y: np.ndarray, folds: int | None, steps: int) -> Found:
-    """Runs, and halves of many prompts, side by side in threads: one such call keeps one core busy."""
+    """Runs, and parts of many prompts, side by side on all devices: one such call keeps one core busy."""
     prompts, n = X.shape[1:3]
     size = fold_size(n, min(n, PER_PROMPT_FOLDS) if folds is None and n > 1 else folds)
-    cuts = 2 if prompts >= THREADED and prompts % 2 == 0 else 1
-    halves = [slice(c * prompts // cuts, (c + 1) * prompts // cuts) for c in range(cuts)]
-    parts = list(itertools.product(range(len(X)), halves))
+    cuts = max(n for n in (1, 2, 4) if n == 1 or (prompts >= n * THREADED and prompts % n == 0))
+    slices = [slice(c * prompts // cuts, (c + 1) * prompts // cuts) for c in range(cuts)]
+    parts = list(itertools.product(range(len(X)), slices))
 
     def one(part: tuple[int, slice]) -> Any:
         run, chosen = part

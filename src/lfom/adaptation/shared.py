@@ -70,13 +70,14 @@ def equations(
 ) -> tuple[np.ndarray, np.ndarray]:
     """J^T J (runs, p, p) and J^T r (runs, p) over all chunks."""
 
-    def one(job: tuple[np.ndarray, list[Problem]]) -> list[np.ndarray]:
-        vector, chunks = job
-        parts = [jax.device_get(_equations(model, train, as_array(vector), chunk)) for chunk in chunks]
-        return [sum(part[i].astype(np.float64) for part in parts) for i in range(2)]
+    def one(job: tuple[np.ndarray, Problem]) -> list[np.ndarray]:
+        vector, chunk = job
+        found = jax.device_get(_equations(model, train, as_array(vector), chunk))
+        return [part.astype(np.float64) for part in found[:2]]
 
-    found = _each(one, list(zip(vectors, sets, strict=True)))
-    return np.stack([pair[0] for pair in found]), np.stack([pair[1] for pair in found])
+    found = _by_run(one, vectors, sets)
+    normal, slope = ([sum(part[i] for part in parts) for parts in found] for i in range(2))
+    return np.stack(normal), np.stack(slope)
 
 
 @eqx.filter_jit
@@ -87,19 +88,21 @@ def _total_loss(model: Any, vector: Array, chunk: Problem) -> Array:
 def total_losses(model: Any, candidates: np.ndarray, sets: Chunks) -> np.ndarray:
     """Sums of |residual|^2 (runs, candidates) over all chunks; not finite is infinity."""
 
-    def one(job: tuple[np.ndarray, list[Problem]]) -> list[float]:
-        vectors, chunks = job
-        return [
-            sum(float(_total_loss(model, as_array(vector), chunk)) for chunk in chunks) for vector in vectors
-        ]
+    def one(job: tuple[np.ndarray, Problem]) -> list[float]:
+        vectors, chunk = job
+        return [float(_total_loss(model, as_array(vector), chunk)) for vector in vectors]
 
-    found = np.asarray(_each(one, list(zip(candidates, sets, strict=True))))
+    by_run = _by_run(one, candidates, sets)
+    found = np.asarray([[sum(losses) for losses in zip(*parts, strict=True)] for parts in by_run])
     return np.where(np.isfinite(found), found, np.inf)
 
 
-def _each(work: Callable[[Any], Any], jobs: list[Any]) -> list[Any]:
-    """work(job) for every run; the first one alone, which compiles what the others use."""
-    return [work(jobs[0]), *in_threads(work, jobs[1:])]
+def _by_run(work: Callable[[Any], Any], vectors: np.ndarray, sets: Chunks) -> list[list[Any]]:
+    """work((vectors of a run, chunk)) for every chunk of every run, on all devices; the first one alone, which compiles
+    what the others use. Sums over them are taken in their order, so that they do not depend on devices."""
+    jobs = [(vector, chunk) for vector, chunks in zip(vectors, sets, strict=True) for chunk in chunks]
+    found = iter([work(jobs[0]), *in_threads(work, jobs[1:])])
+    return [[next(found) for _ in chunks] for chunks in sets]
 
 
 def fit_shared(

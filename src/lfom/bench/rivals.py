@@ -24,8 +24,8 @@ from lfom.bench.rival import Rival
 from lfom.bench.timing import side_by_side
 from lfom.bench.views import View, view
 from lfom.families import digits
-from lfom.solving.batches import in_pieces, piece
 from lfom.solving.convex_losses import ConvexLosses
+from lfom.solving.pieces import in_pieces, piece
 
 MEMORY = 10  # pairs that L-BFGS keeps: the default of SciPy, JAX and Optax; not tuned
 TRIAL_STEPS = 10  # to find out whether a batch is faster in pieces

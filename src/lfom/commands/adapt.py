@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lfom.adaptation import SETTINGS, Adaptation, adapt
+from lfom.commands.hosts import Devices, use_devices
 from lfom.commands.options import With, option, print_json, types_of
 from lfom.commands.problem_files import model_of
 from lfom.commands.telling import telling
@@ -54,9 +55,11 @@ def adapt_command(
     with_: With = None,
     fresh: Annotated[int, option("Fresh prompts to score on.", PANELS[2])] = 20_000,
     as_json: Annotated[bool, option("Print JSON instead of a table.", PANELS[2], "--json")] = False,
+    devices: Devices = None,
 ) -> None:
     """Fit gates, or other parameters, of trained experts to new prompts; scored on other ones."""
     checks.known("setting", setting, SETTINGS)
+    use_devices(devices)
     kinds = tuple(part.strip() for part in train.split(","))
     types = types_of(with_)
     experts = [load(file, types=types) for file in files]

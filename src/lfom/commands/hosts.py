@@ -21,7 +21,7 @@ from lfom.commands.options import option
 from lfom.core import hosts
 from lfom.core.archive import versions
 from lfom.core.checks import InputError
-from lfom.core.devices import devices as use_devices
+from lfom.core.devices import devices as of_this_process
 
 WATCHED = "LFOM_WATCHED"  # in the environment of a child: the number of the process that watches it
 OWN = ("--process",)  # options that differ between processes
@@ -57,8 +57,13 @@ def placed(
         if WATCHED not in os.environ:
             raise typer.Exit(_watched())
         _join(coordinator, processes, process)
-    if devices is not None:
-        use_devices(devices)
+    use_devices(devices)
+
+
+def use_devices(count: int | None) -> None:
+    """So many of this process's devices from now on; with None, all."""
+    if count is not None:
+        of_this_process(count)
 
 
 def _check(coordinator: str | None, processes: int | None, process: int | None) -> None:

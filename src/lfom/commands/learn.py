@@ -8,11 +8,14 @@ import jax
 import typer
 from rich.console import Console
 
+from lfom.commands.announcing import announce_learning
+from lfom.commands.hosts import Devices, use_devices
 from lfom.commands.inspect import described, print_method
 from lfom.commands.options import AsJsonTables, Force, Seed, print_json
 from lfom.commands.problem_files import check_out
-from lfom.commands.progress import PartProgress, duration
+from lfom.commands.progress import PartProgress
 from lfom.commands.telling import EVERY
+from lfom.core.estimates import duration
 from lfom.solving.npz import read_problems
 from lfom.started import INTERRUPTED
 
@@ -32,15 +35,18 @@ def learn_command(
     seed: Seed = 0,
     force: Force = False,
     as_json: AsJsonTables = False,
+    devices: Devices = None,
 ) -> None:
     """Learn a method from problems like those it will solve; held-out problems pick its structure."""
     from lfom.solving import learn
     from lfom.solving.progress import Lines
 
     check_out(out, force, "method.safetensors", inputs=[problems])
+    use_devices(devices)
     with jax.enable_x64(True):  # every array keeps the precision it has in the file
-        batch = read_problems(problems)
         names = structure if structure == "auto" else [name.strip() for name in structure.split(",")]
+        announce_learning(problems, steps, names)
+        batch = read_problems(problems)
         console, begun = Console(stderr=True), time.monotonic()
         try:
             with PartProgress(console, "learning") if console.is_terminal else Lines(True, EVERY) as told:

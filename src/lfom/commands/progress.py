@@ -5,6 +5,7 @@ runs. Where stderr is not a terminal there is a plain line every few seconds.
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,15 +17,18 @@ from rich.text import Text
 
 from lfom.commands.telling import PlainLines
 from lfom.core import room
+from lfom.core.estimates import Cost, duration, fits
 from lfom.training.adam import Adam, batches_at_once
 from lfom.training.fitting import trained_view
 from lfom.training.krylov import has_krylov_view
 from lfom.training.state import Phase, State
 
 # Measured on two cores of a server CPU; another machine differs, hence "an estimate".
-COMPILE = 3.0  # seconds per phase
+COMPILE = 4.0  # seconds per phase
 COMPILE_LAYER = {True: 0.3, False: 1.0}  # seconds more per layer, in the Krylov view and without
-SCORE = 5.0  # seconds for the scores at the end
+SCORE = 5.0  # seconds to compile the scores at the end
+SCORE_PROMPT = 1e-6  # seconds for a method's score of a prompt
+LEAST_TO_SCORE = 1e4  # operations for it, at the least
 DRAW = 2.5e-8  # seconds to draw a prompt, times d^2
 RATE = 8e9  # operations per second in loops over prompts
 MATRIX_RATE = 25e9  # and in large matrix products
@@ -86,48 +90,62 @@ def compile_seconds(found: list[Stage], after: int = -1) -> float:
     return sum({stage.phase: stage.compiling for stage in found if stage.phase > after}.values())
 
 
-def estimate(phases: list[Phase], d: int, depths: tuple[int, ...], runs: int) -> str:
-    """One line about time and memory, before the work starts."""
-    found, models = stages(phases, d, depths, runs), runs * len(depths)
-    compiling = compile_seconds(found)
-    likely = duration(compiling + SCORE + sum(stage.seconds * stage.likely for stage in found))
-    most = duration(compiling + SCORE + sum(stage.seconds * stage.most for stage in found))
-    wait = likely if likely == most else f"{likely} to {most}"
-    memory = memory_of(phases, d, depths, runs)
-    size = phases[-1].parameters.size
-    return (
-        f"{models} model{'s' * (models > 1)} (runs x depths), up to {size:,} trained numbers each: about "
-        f"{wait} on two CPU cores, of which {duration(compiling)} to compile, and "
-        f"{memory / 1e9:.1f} GB (estimates)."
-    )
+def estimate(phases: list[Phase], d: int, depths: tuple[int, ...], runs: int, prompts: int) -> Cost:
+    """What a fit and its scores will take, by the likely number of passes."""
+    found = stages(phases, d, depths, runs)
+    likely = sum(stage.seconds * stage.likely for stage in found)
+    scoring = SCORE + SCORE_PROMPT * runs * prompts * methods_scored(depths)
+    return Cost(compile_seconds(found) + likely + scoring, memory_of(phases, d, depths, runs))
+
+
+def methods_scored(depths: tuple[int, ...]) -> int:
+    """The models, a reference for each, and conjugate gradients."""
+    return 2 * len(depths) + 1
+
+
+def described(phases: list[Phase], depths: tuple[int, ...], runs: int) -> str:
+    """What is trained."""
+    models, size = runs * len(depths), phases[-1].parameters.size
+    return f"Training {models} model{'s' * (models > 1)} (runs x depths), up to {size:,} numbers each"
 
 
 def memory_of(phases: list[Phase], d: int, depths: tuple[int, ...], runs: int) -> float:
-    """Bytes that a fit needs, by estimate."""
-    memory, models = BASE + BASE_LAYER * max(depths), runs * len(depths)
-    for phase in phases:
-        if phase.optimiser is not None and not isinstance(phase.optimiser, Adam):
-            p = phase.parameters.size
-            memory = max(memory, memory + 12.0 * phase.optimiser.chunk * d * p + 24.0 * models * p * p)
-    return memory
+    """Bytes that a fit needs, by estimate: programs, and the arrays of the largest phase."""
+    models, depth = runs * len(depths), max(depths)
+
+    def arrays(phase: Phase) -> float:
+        options, p = phase.optimiser, phase.parameters.size
+        if isinstance(options, Adam):  # prompts, and what the steps of one batch leave for their gradient
+            drawn = 4.0 * runs * batches_at_once(options) * options.batch * d * (d + 2)
+            return drawn + 4.0 * models * options.batch * (d * d + 4 * d * depth)
+        if options is None:
+            return 0.0
+        columns = d * d + depth if has_krylov_view(phase.parameters.template) else p
+        return 12.0 * options.chunk * d * columns + 24.0 * models * columns**2
+
+    return BASE + BASE_LAYER * depth + max(map(arrays, phases))
 
 
-def check_affordable(phases: list[Phase], d: int, depths: tuple[int, ...], runs: int) -> None:
-    """Refuse a training that would take days, or more memory than there is, ten times over to be sure."""
-    said = f"{runs} runs of depth {max(depths)} with up to {max(phase.parameters.size for phase in phases):,} numbers"
+def check_affordable(
+    phases_of: Callable[[tuple[int, ...]], list[Phase]], d: int, depths: tuple[int, ...], runs: int
+) -> None:
+    """Refuse a training that would take more memory than there is, or days, ten times over to be sure. phases_of: of
+    models of given depths."""
+    phases, deepest = phases_of(depths), max(depths)
+    said = f"depth {deepest} with up to {max(phase.parameters.size for phase in phases):,} numbers"
+
+    def of_depth(depth: int) -> float:
+        return memory_of(phases if depth == deepest else phases_of((depth,)), d, (depth,), 1)
+
+    fits(f"--depths is {deepest}", deepest, of_depth, "The largest of --depths that fits is {}.")
+    fits(
+        f"--runs is {runs} of {said}",
+        runs,
+        lambda count: memory_of(phases, d, depths, count),
+        "The largest --runs that fits is {}.",
+    )
     seconds = sum(stage.seconds * stage.likely for stage in stages(phases, d, depths, runs)) / 10
-    remedy = "Pass fewer layers, runs or steps."
-    room.in_time(said, seconds * room.RATE, remedy)
-    room.fits(said, memory_of(phases, d, depths, runs) / 10, remedy)
-
-
-def duration(seconds: float) -> str:
-    """Seconds, minutes or hours, as precisely as an estimate deserves."""
-    if seconds < 10:
-        return f"{max(seconds, 1):.0f} s"
-    if seconds < 95:
-        return f"{5 * round(seconds / 5)} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+    room.in_time(f"{runs} runs of {said}", seconds * room.RATE, "Pass fewer layers, runs or steps.")
 
 
 class TimeLeft(ProgressColumn):

@@ -4,7 +4,8 @@ import json
 import os
 import time
 from collections import Counter
-from dataclasses import asdict
+from collections.abc import Callable, Collection
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from lfom.commands.announcing import announce, say
 from lfom.commands.hosts import Coordinator, Devices, Hosts, Process, Processes, placed
 from lfom.commands.options import AsJson, Cluster, Seed, print_json
 from lfom.commands.telling import telling
@@ -47,17 +49,21 @@ def reproduce_command(
     """The paper's figures from nothing: results, plots, verdicts and results/report.html."""
     placed(devices, hosts, coordinator, processes, process)
     from lfom.commands.together import reproduce_together
+    from lfom.experiments import EXPERIMENTS
     from lfom.reproduction import Interrupted, reproduce
 
     every = [
         checks.seed("--seeds" if seeds else "--seed", one) for one in (_numbers(seeds) if seeds else [seed])
     ]
     console, begun = Console(stderr=True), time.perf_counter()
-    if console.is_terminal:
-        console.print(
-            "All our experiments take about 10 minutes on two cores with --preset quick, for each seed; finished ones "
-            "are kept, and Ctrl-C loses only the two that are running."
-        )
+    announce_experiments(
+        experiments or list(EXPERIMENTS),
+        preset,
+        training,
+        lambda name: force or not (out / name / "meta.json").exists(),
+        len(every),
+        cluster,
+    )
     with telling("starting") as say:
         try:
             make: Any = reproduce if place().count == 1 else reproduce_together
@@ -90,6 +96,33 @@ def reproduce_command(
     else:
         _show(done, claims, out, time.perf_counter() - begun)
     raise typer.Exit(1 if any(item.status in FAILURES for item in done) else 0)
+
+
+def announce_experiments(
+    names: Collection[str],
+    preset: str,
+    training: str,
+    todo: Callable[[str], bool],
+    seeds: int,
+    cluster: str | None,
+) -> None:
+    """One line about those that have no results yet. names: of ours, and of files with a user's own."""
+    from lfom.experiments import EXPERIMENTS, costs
+
+    left = [name for name in names if name not in EXPERIMENTS or todo(name)]
+    if not left or any(name not in EXPERIMENTS and not name.endswith(".py") for name in names):
+        return  # nothing to do, or a name that will be refused
+    what = f"{len(left)} experiment{'s' * (len(left) > 1)}" + f" with {seeds} seeds" * (seeds > 1)
+    cost = None if cluster is not None else costs.together(left, preset, training, seeds)
+    if cost is None:
+        why = "workers" if cluster is not None else ", ".join(left[:3]) + " and others" * (len(left) > 3)
+        say(f"{what}: nobody has recorded the time and memory of {why} with --preset {preset}.")
+        return
+    own = [name for name in left if name not in EXPERIMENTS]
+    rest = f", without {', '.join(own)}, of which nothing is recorded" if own else ""
+    assumed = sum(name in EXPERIMENTS and (name, preset) not in costs.recorded() for name in left)
+    rest += f"; {assumed} of them never measured, and counted as the mean of the others" if assumed else ""
+    announce(what, replace(cost, seconds=cost.seconds / place().count), rest)
 
 
 def _numbers(seeds: str) -> list[int]:

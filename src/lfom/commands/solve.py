@@ -10,6 +10,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from lfom.commands.announcing import announce_solving
+from lfom.commands.hosts import Devices, use_devices
 from lfom.commands.options import AsJson, Cluster, Force, With, print_json, types_of
 from lfom.commands.problem_files import check_out, load_model
 from lfom.commands.streams import solve_many
@@ -42,9 +44,11 @@ def solve_command(
     cluster: Cluster = None,
     with_: With = None,
     as_json: AsJson = False,
+    devices: Devices = None,
 ) -> None:
     """Solve problems with a learned method. Exit status 1 if any of them failed. Of several files, those that are finished
     are not solved again."""
+    use_devices(devices)
     if many(problems) or cluster is not None:
         with jax.enable_x64(True):  # every array keeps the precision it has in the file
             learned = load_model(method, types_of(with_))
@@ -74,6 +78,7 @@ def many(problems: list[str]) -> bool:
 def solve_one(
     learned: Algorithm, file: Path, out: Path, steps: int | None, tolerance: float | None, as_json: bool
 ) -> None:
+    announce_solving(learned, file, steps, tolerance)
     batch = read_problems(file)
     with telling(f"solving {len(batch)} problems"):
         solution = learned.solve(batch, steps, tolerance)

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from lfom.commands.announcing import announce_stream
 from lfom.commands.options import print_json
 from lfom.commands.progress import PartProgress
 from lfom.commands.train import INTERRUPTED
@@ -36,6 +37,7 @@ def solve_many(
     console, begun = Console(stderr=True), time.monotonic()
     pace = Pace()
     source: Any = problems[0] if len(problems) == 1 else problems
+    announce_stream(method, source, out, steps, tolerance, force, cluster)
     try:
         with PartProgress(console, "solving") if console.is_terminal else Lines() as told:
             told(0.0, "starting")

@@ -13,11 +13,21 @@ import numpy as np
 import typer
 from rich.console import Console
 
+from lfom.commands.announcing import announce
 from lfom.commands.evaluate import print_scores, reference_name, score_rows
 from lfom.commands.hosts import SCALE, Coordinator, Devices, Hosts, Process, Processes, placed, same_file
 from lfom.commands.options import With, given, option, print_json, types_of
 from lfom.commands.problem_files import check_out, load_checkpoint
-from lfom.commands.progress import PartProgress, TrainingProgress, check_affordable, estimate, stages
+from lfom.commands.progress import (
+    LEAST_TO_SCORE,
+    PartProgress,
+    TrainingProgress,
+    check_affordable,
+    described,
+    estimate,
+    methods_scored,
+    stages,
+)
 from lfom.core import checks, room
 from lfom.core.archive import LICENCE, versions
 from lfom.core.checks import InputError
@@ -34,7 +44,7 @@ from lfom.training.adam import Adam
 from lfom.training.checkpoints import OPTIMISERS, Checkpoint, key_for, regressions, seed_number
 from lfom.training.fitting import FROM_RANDOM, default_optimiser, fit, trained_view
 from lfom.training.least_squares import LeastSquares
-from lfom.training.state import Diverged, State
+from lfom.training.state import Diverged, Phase, State
 
 SPECTRA = {"published": PUBLISHED_SPECTRUM, "text": TEXT_SPECTRUM}
 KIND = {"joint": "with any P and Q", "tokens": "on tokens"}
@@ -129,10 +139,14 @@ def train_command(
             noise=noise,
             variance=variance,
         )
-        model = memformer(
-            len(eigenvalues), max(wanted), reader=reader, memory=memory, preconditioner=preconditioner, covariates=covariates,
-            gamma=gamma, tied=tied, own_is_one=own_is_one, heads=heads, context=examples, key=key_for(seed, "model"),
-        )  # fmt: skip
+
+        def built(depth: int) -> Method:
+            return memformer(
+                len(eigenvalues), depth, reader=reader, memory=memory, preconditioner=preconditioner, covariates=covariates,
+                gamma=gamma, tied=tied, own_is_one=own_is_one, heads=heads, context=examples, key=key_for(seed, "model"),
+            )  # fmt: skip
+
+        model = built(max(wanted))
         kinds = _kinds(train, model)
         adam = {
             "steps": steps, "learning_rate": learning_rate, "batch": batch, "resample": resample,
@@ -142,9 +156,15 @@ def train_command(
         how = _optimiser(optimiser, adam, view) or default_optimiser(model, kinds[0])
         how.check_view(view)
         checkpoint = Checkpoint(model, data, wanted, kinds, how, seed, checks.count("prompts", prompts))
-        scored = 4.0 * (data.runs or 1) * prompts * len(wanted)
-        room.fits(f"prompts is {prompts}", scored, "Score on fewer.")
-        check_affordable(checkpoint.phases, len(eigenvalues), wanted, data.runs or 1)
+        scored = float(data.runs or 1) * prompts * methods_scored(wanted)
+        room.in_time(f"--prompts is {prompts}", scored * LEAST_TO_SCORE, "Score on fewer.")
+
+        def phases_of(depths: tuple[int, ...]) -> list[Phase]:
+            if depths == wanted:
+                return checkpoint.phases
+            return replace(checkpoint, model=built(max(depths)), depths=depths).phases
+
+        check_affordable(phases_of, len(eigenvalues), wanted, data.runs or 1)
         path = Path("model.safetensors") if out is None else out
         _writable(path, force, with_)
     job = Job(checkpoint, path, licence, as_json, Console(stderr=True), with_ or [])
@@ -217,7 +237,7 @@ class Job:
     def _train(self) -> None:
         now, phases = self.checkpoint, self.checkpoint.phases
         size = (now.data.stacked.dimension, now.depths, now.data.runs or 1)
-        self._say(estimate(phases, *size))
+        announce(described(phases, *size[1:]), estimate(phases, *size, now.prompts))
         found = stages(phases, *size)
         optimum = known_optimum(now)
         with TrainingProgress(self.console, phases, found, now.depths, optimum, now.state) as bar:

@@ -329,6 +329,10 @@ class IterateProblem(Problem):
         floating = [leaf for leaf in jax.tree.leaves(self) if jnp.issubdtype(leaf.dtype, jnp.floating)]
         return jnp.stack([jnp.isfinite(leaf).all() for leaf in floating]).all()
 
+    def blur(self) -> Array | None:
+        """By how much rounding may have moved the gradient at 0, where that was computed and not brought."""
+        return None
+
     def dominating(self, x: Array) -> Array | None:
         """c of the unknowns' shape with H <= diag(c), for positive x; None where that is not cheap.
 
@@ -588,8 +592,30 @@ def cheaper_by_rows(n: int, d: int, steps: int, sides: int = 1) -> bool:
     return 2 * n * d * product < n * d * d + d * d * product
 
 
+class Regression(Quadratic):
+    """A quadratic that was formed of examples. rms: sqrt(sum_i s_i y_i^2), the size of their labels. ridge: in the diagonal of
+    its Gram matrix."""
+
+    rms: Any = None
+    ridge: Any = None
+
+    def blur(self) -> Array:
+        whole = jnp.sum(self.diagonal())
+        trace = jnp.maximum(whole - self.unknowns() * self.ridge, 0) + jnp.finfo(whole.dtype).eps * whole
+        return blurred(trace, self.rms, self.moment)
+
+
+def blurred(trace: Array, rms: Array, moment: Array) -> Array:
+    """By how much X^T S y is off: a few eps |X|^T S |y|, which is at most eps sqrt(trace(X^T S X)) rms. Zeros are what they say
+    unless their products are lost."""
+    limits, most = jnp.finfo(rms.dtype), jnp.sqrt(trace) * rms
+    exact = (rms == 0) | (~jnp.any(moment != 0) & (most > limits.smallest_normal / limits.eps))
+    return jnp.where(exact, 0, jnp.maximum(2 * limits.eps * most, limits.smallest_normal))
+
+
 class ByRows(IterateProblem):
-    """w.Hw/2 - b.w with H = X^T diag(shares) X + ridge I, through products with X and its transpose: H is never formed."""
+    """w.Hw/2 - b.w with H = X^T diag(shares) X + ridge I, through products with X and its transpose: H is never formed. rms:
+    see `Regression`."""
 
     is_quadratic = True
 
@@ -597,6 +623,12 @@ class ByRows(IterateProblem):
     shares: Float[Array, " n"] | Float[Array, ""]
     ridge: Float[Array, ""]
     moment: Float[Array, " d"]
+    rms: Any = None
+
+    def blur(self) -> Array | None:
+        if self.rms is None:
+            return None
+        return blurred(jnp.sum(self.diagonal() - self.ridge), self.rms, self.moment)
 
     def initial(self) -> tuple[Array, Array]:
         return jnp.zeros_like(self.moment), -self.moment

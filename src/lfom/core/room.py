@@ -5,20 +5,26 @@ be made, and operations are counted at a rate that no machine of one user exceed
 """
 
 import os
+from contextlib import suppress
+from pathlib import Path
 
 from lfom.core.checks import InputError
 
 RATE = 1e11  # operations per second
 DAYS = 2.0  # beyond this it is refused
 OTHERWISE = 64e9  # bytes, where the system does not tell
+LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # of containers
 
 
 def memory() -> float:
-    """Bytes of this machine."""
-    try:
-        return float(os.sysconf("SC_PHYS_PAGES")) * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):
-        return OTHERWISE
+    """Bytes of this machine, or of the container that this process is in."""
+    found = []
+    with suppress(AttributeError, OSError, ValueError):
+        found.append(float(os.sysconf("SC_PHYS_PAGES")) * os.sysconf("SC_PAGE_SIZE"))
+    for file in LIMITS:
+        with suppress(OSError, ValueError):  # "max" where there is none
+            found.append(float(Path(file).read_text()))
+    return min(found, default=OTHERWISE)
 
 
 def fits(said: str, size: float, remedy: str) -> None:

@@ -29,9 +29,11 @@ def is_worker() -> bool:
 
 
 def cores() -> int:
-    """Cores that this process may use: a container or `taskset` may allow fewer than the machine has."""
+    """Cores that this process may use: a container or `taskset` may allow fewer than the machine has, and so may NPROC,
+    which JAX follows too."""
     allowed = getattr(os, "sched_getaffinity", None)  # not on every system
-    return len(allowed(0)) if allowed else os.cpu_count() or 1
+    there, asked = len(allowed(0)) if allowed else os.cpu_count() or 1, os.environ.get("NPROC", "")
+    return min(there, int(asked)) if asked.isdigit() and int(asked) else there
 
 
 def in_threads(

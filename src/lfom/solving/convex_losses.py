@@ -1,6 +1,6 @@
 """Convex losses: any smooth convex function of the unknowns and the data of a problem."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from lfom.core.methods import Method
 from lfom.core.preconditioners import Identity
 from lfom.core.problems import Objective
 from lfom.core.readers import Gradient
-from lfom.solving import kinds
+from lfom.solving import closures, kinds
 from lfom.solving.derivatives import by_steps, by_theorem
 from lfom.solving.kinds import Kind
 from lfom.solving.learners import Learner, LossLearner
@@ -71,7 +71,9 @@ class ConvexLosses(Problems):
             )
         one = jax.tree.map(lambda leaf: leaf[0], self.data)
         try:
-            value = jax.eval_shape(self.of_vector, jax.ShapeDtypeStruct(self.shape, self.dtype), one)
+            w = jax.ShapeDtypeStruct(self.shape, self.dtype)
+            w = w if self.unknowns is None else jax.eval_shape(self.unknowns.tree, w)
+            closed, value = closures.shape_of(self.loss, w, one)
         except Exception as error:  # the user's own code
             raise InputError(f"loss(w, data) failed for w of shape {self.shape}: {error}") from error
         if value.shape != () or value.dtype != self.dtype:
@@ -79,6 +81,10 @@ class ConvexLosses(Problems):
                 f"loss(w, data) returns {value.dtype} of shape {value.shape}: it must return one number of "
                 f"{self.dtype}."
             )
+        self.loss = closures.guarded("loss", self.loss, closed, value)
+
+    def reads_outside(self) -> Hashable:
+        return closures.read_outside(self.loss)
 
     @property
     def kind(self) -> Kind:

@@ -25,6 +25,7 @@ from lfom.core.readers import Gradient, Jacobi, Reader
 from lfom.core.unroll import trace
 from lfom.solving.descent import Refined, Tick, descend
 from lfom.solving.joint import Guard, best_register
+from lfom.solving.pieces import mapped
 
 Errors = Float[Array, "steps problems"]
 RATE_TABLE = 0.01  # of Adam, for relative changes of coefficients
@@ -50,7 +51,7 @@ class Sample(eqx.Module):
             last = trace(method, problem, None, lambda state, past: None, loop=True)[1]
             return jnp.abs(_square(last, w)) / energy
 
-        return mean_log(self, jax.vmap(one)(self.problems, self.w, self.energies()))
+        return mean_log(self, mapped(one, self.problems, self.w, self.energies()))
 
 
 def reader_of(matrix: Definite, jacobi: bool) -> Reader:
@@ -71,7 +72,7 @@ def squared_errors(sample: Sample, method: Method) -> Errors:
 
         return trace(method, problem, None, watch, loop=True)[2]
 
-    return jnp.abs(jax.vmap(one, out_axes=1)(sample.problems, sample.w, sample.energies()))
+    return jnp.abs(mapped(one, sample.problems, sample.w, sample.energies()).T)
 
 
 def mean_log(sample: Sample, squares: Array) -> Array:

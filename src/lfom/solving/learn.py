@@ -10,6 +10,7 @@ from lfom.core import checks, room
 from lfom.core.checks import InputError
 from lfom.core.methods import Method
 from lfom.solving.bounded import Bounded
+from lfom.solving.fits import Trial, fitted
 from lfom.solving.learners import Fitted, Fold, Learner
 from lfom.solving.problems import Problems
 from lfom.solving.progress import Course, Lines, Told
@@ -100,16 +101,12 @@ def _learned(
         "finishing",
     ]
 
-    def fitted(kind: str, one: Structure, iterations: int) -> list[Fitted]:
-        found = []
-        for fold in folds:
-            course.begin(
-                kind, one.name + (f", part {fold.number + 1} of {len(folds)}" if len(folds) > 1 else "")
-            )
-            found.append(learner.fit(one, fold, iterations, course.tick))
-        return found
+    def by_structure(kind: str, iterations: dict[Structure, int]) -> dict[Structure, list[Fitted]]:
+        jobs = [Trial(one, fold, count) for one, count in iterations.items() for fold in folds]
+        found = fitted(learner, jobs, kind, len(folds), course)
+        return {one: [next(found) for _ in folds] for one in iterations}
 
-    tried = {one: fitted("trying", one, 0) for one in structures}
+    tried = by_structure("trying", dict.fromkeys(structures, 0))
 
     def score(fits: list[Fitted]) -> float:
         return _score(fits, learner.rounding)
@@ -117,10 +114,10 @@ def _learned(
     def rank(one: Structure) -> tuple[float, int]:
         return score(tried[one]), one.parameters(problems.shape, steps)
 
-    for one in sorted(tried, key=rank)[:most]:
-        if learner.refinable(one):
-            better = fitted("refining", one, learner.iterations(one) if iterations is None else iterations)
-            tried[one] = min(tried[one], better, key=score)
+    best = [one for one in sorted(tried, key=rank)[:most] if learner.refinable(one)]
+    again_with = {one: learner.iterations(one) if iterations is None else iterations for one in best}
+    for one, better in by_structure("refining", again_with).items():
+        tried[one] = min(tried[one], better, key=score)
     order = sorted(tried, key=rank)
     winner = order[0]
     fits = [learner.guarded(winner, fold, fit) for fold, fit in zip(folds, tried[winner], strict=True)]

@@ -1,6 +1,6 @@
 """Linear systems: symmetric positive definite matrices, or operators of which only products are known."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ from lfom.core import checks
 from lfom.core.arrays import pad_axes
 from lfom.core.checks import InputError
 from lfom.core.problems import IterateProblem, Operator, Quadratic
-from lfom.solving import kinds, statuses
+from lfom.solving import closures, kinds, statuses
 from lfom.solving.kinds import Kind
 from lfom.solving.learners import Learner
 from lfom.solving.problems import Quadratics, data_array, fitting, with_moment
@@ -105,7 +105,7 @@ class LinearSystems(Quadratics):
                 )
         one = jax.tree.map(lambda leaf: leaf[0], (self.data, self.b))
         try:
-            image = jax.eval_shape(self.operator, *one)  # type: ignore[arg-type]
+            closed, image = closures.shape_of(self.operator, *one)  # type: ignore[arg-type]
         except Exception as error:  # the user's own code
             raise InputError(f"operator(data, v) failed on one problem: {error}") from error
         if image.shape != self.b.shape[1:] or image.dtype != self.b.dtype:
@@ -113,6 +113,10 @@ class LinearSystems(Quadratics):
                 f"operator(data, v) returns {image.dtype} of shape {image.shape} for v of {self.b.dtype} "
                 f"and shape {self.b.shape[1:]}: it must return the same."
             )
+        self.operator = closures.guarded("operator", self.operator, closed, image)  # type: ignore[arg-type]
+
+    def reads_outside(self) -> Hashable:
+        return () if self.operator is None else closures.read_outside(self.operator)
 
     @property
     def kind(self) -> Kind:

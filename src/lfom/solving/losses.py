@@ -171,7 +171,11 @@ def solve_losses(
     descent = Method(Gradient(Identity()), LineSearched(), 1)
     end = until(descent, problems, now, limit, threshold, rounds=steps if written else None)
     last = values(problems, end.state.w)
-    met = first.size == 0 if threshold is None else end.size <= threshold
+    if tolerance is None:
+        met = first.size == 0
+    else:  # what is lost below the smallest normal number is not claimed
+        lost = jnp.finfo(last.dtype).smallest_normal * first.state.w[0].size
+        met = (end.size + lost <= tolerance * (first.size - lost)) | (first.size == 0)
     good = finite & ((last < value) | (met & (end.taken == 0))) & jnp.isfinite(end.size)
     status = path if threshold is None else path + jnp.where(met, statuses.MET, statuses.NOT_MET)
     status = jnp.where(good, status, statuses.NO_PROGRESS)

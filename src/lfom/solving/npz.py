@@ -100,6 +100,22 @@ def member(path: Path, name: str) -> np.ndarray:
         return _array(archive, archive.getinfo(f"{name}.npy"))
 
 
+def headers(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+    """Shapes and types of the arrays of an .npz file, which are not read."""
+    with zipfile.ZipFile(path) as archive:
+        found = {}
+        for info in archive.infolist():
+            with archive.open(info) as file:
+                shape, _, dtype = _header(file)
+            found[info.filename.removesuffix(".npy")] = shape, dtype
+        return found
+
+
+def _header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Shape, whether it lies by columns, and type."""
+    return {(1, 0): read_array_header_1_0, (2, 0): read_array_header_2_0}[read_magic(file)](file)
+
+
 def _members(archive: zipfile.ZipFile, size: int) -> dict[str, np.ndarray]:
     """Every member is an array, named once, and all together are no larger than the file can hold."""
     found: dict[str, np.ndarray] = {}
@@ -122,8 +138,7 @@ def _members(archive: zipfile.ZipFile, size: int) -> dict[str, np.ndarray]:
 def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
     """One member. Its header says its size, which must be that of the member, before anything is unpacked."""
     with archive.open(info) as file:
-        header = {(1, 0): read_array_header_1_0, (2, 0): read_array_header_2_0}[read_magic(file)]
-        shape, by_columns, dtype = header(file)
+        shape, by_columns, dtype = _header(file)
         size = math.prod(shape) * dtype.itemsize
         if dtype.hasobject or any(n < 0 for n in shape) or size != info.file_size - file.tell():
             raise ValueError(f"{dtype} of shape {shape} does not fit its {info.file_size:,} bytes")

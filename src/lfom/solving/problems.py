@@ -1,6 +1,7 @@
 """What a user hands over: a batch of related problems of one kind."""
 
 import abc
+from collections.abc import Hashable
 from functools import partial
 from typing import Any
 
@@ -63,6 +64,10 @@ class Problems(eqx.Module):
     def knows_diagonal(self) -> bool:
         """Whether the diagonals of H are known."""
         return self.kind.matrix
+
+    def reads_outside(self) -> Hashable:
+        """What a user's function reads that is no argument of it: see `lfom.solving.closures`."""
+        return ()
 
     @property
     def sides(self) -> int | None:

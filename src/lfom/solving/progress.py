@@ -77,7 +77,8 @@ class Lines:
         if self._now is None:
             return
         now, (said, left, text) = time.monotonic(), self._now
-        until = "" if left is None else f", about {max(left - (now - said), 0.0):.0f} s left"
+        rest = 0.0 if left is None else left - (now - said)  # nothing once it took longer than was guessed
+        until = f", about {rest:.0f} s left" if rest > 0 else ""
         print(
             f"[{now - self._begun:4.0f} s] {text}{until}",
             file=self._out or sys.stderr,

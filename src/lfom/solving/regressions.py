@@ -12,7 +12,7 @@ from jaxtyping import Float
 from lfom.core import checks
 from lfom.core.arrays import HIGHEST, on_host, pad_axes
 from lfom.core.checks import InputError
-from lfom.core.problems import ByRows, Quadratic, cheaper_by_rows, gram_of
+from lfom.core.problems import ByRows, Quadratic, Regression, cheaper_by_rows, gram_of
 from lfom.solving import kinds
 from lfom.solving.groups import check_weights, padded
 from lfom.solving.kinds import Kind
@@ -115,12 +115,12 @@ class LeastSquaresProblems(Quadratics):
     def formed(self) -> Quadratic:
         """A = X^T S X + ridge I and b = X^T S y, with S = diag(shares)."""
 
-        def one(group: Group, ridge: Array) -> tuple[Array, Array]:
+        def one(group: Group, ridge: Array) -> tuple[Quadratic, Array]:
             gram, moment = gram_of(group.X, group.y, group.shares)
-            return gram + ridge * jnp.eye(len(gram), dtype=gram.dtype), moment
+            gram = gram + ridge * jnp.eye(len(gram), dtype=gram.dtype)
+            return Regression(gram, gram[0], rms=_rms(group), ridge=ridge), moment
 
-        gram, moment = jax.vmap(one)(self.groups(), self.ridge)
-        return with_moment(jax.vmap(lambda A: Quadratic(A, A[0]))(gram), moment)
+        return with_moment(*jax.vmap(one)(self.groups(), self.ridge))
 
     def formed_for(self, program: Program, own: int, steps: int, tolerance: Array | None) -> Any:
         """By their rows where that is cheaper: to a tolerance, were it to take as many steps as there are unknowns.
@@ -133,9 +133,8 @@ class LeastSquaresProblems(Quadratics):
         def one(group: Group, ridge: Array) -> tuple[ByRows, Array]:
             shares = jnp.asarray(1 / n, ridge.dtype) if group.shares is None else group.shares
             counted = pad_axes(shares, group.y.ndim) * group.y
-            return ByRows(group.X, shares, ridge, group.X[0]), jnp.matmul(
-                group.X.T, counted, precision=HIGHEST
-            )
+            moment = jnp.matmul(group.X.T, counted, precision=HIGHEST)
+            return ByRows(group.X, shares, ridge, group.X[0], _rms(group)), moment
 
         return with_moment(*jax.vmap(one)(self.groups(), self.ridge))
 
@@ -149,6 +148,15 @@ class LeastSquaresProblems(Quadratics):
             self.groups(), raw.value
         )
         return raw._replace(intercept=found)
+
+
+def _rms(group: Group) -> Array:
+    """sqrt(sum of shares y^2), of the largest output; it is compared with, and has no derivative."""
+    y = jax.lax.stop_gradient(group.y)
+    largest = jnp.max(jnp.abs(y))
+    unit = y / jnp.where(largest > 0, largest, 1)  # whose squares are not lost
+    shares = 1 / len(y) if group.shares is None else pad_axes(jax.lax.stop_gradient(group.shares), y.ndim)
+    return largest * jnp.sqrt(jnp.max(jnp.sum(shares * unit**2, axis=0)))
 
 
 def _mean(a: Array, shares: Array | None) -> Array:

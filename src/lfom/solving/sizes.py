@@ -2,7 +2,13 @@
 
 On a CPU a batch is cut into parts of these sizes and the last part is filled up: nothing large is copied, and a part
 of the host's memory is handed over as it lies. On an accelerator, where a small batch takes as long as a large one, the
-whole is filled up to the next size. Problems that fill up are copies of the last one; what they find is dropped.
+whole is filled up to the next size, and only batches of hundreds of megabytes are cut. Problems that fill up are copies of
+the last one; what they find is dropped.
+
+Parts go to all devices. How a batch is cut does not depend on how many there are, so that solutions are the same to the last
+bit for any number of devices of one kind. On a CPU, threads solve as many parts at a time as there are cores: the loop over
+pieces of one part (`solving/pieces.py`) keeps one core busy. A batch of one part stays on one device, and so does a small one
+on a CPU, and what somebody has put on a device.
 """
 
 from collections.abc import Callable
@@ -13,28 +19,39 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lfom.core.arrays import numpy_or_jax
 from lfom.core.compiler import reads_back
+from lfom.core.devices import used
+from lfom.core.threads import cores, in_threads, is_worker
 
 PARTS = (1_000, 250, 50, 10, 2)  # problems
-WASTE = 10  # a part may fill up a tenth of the batch
+PAIRED = 250  # parts as large as this come in pairs where there are two: two cores, or more, end together
+WORTH = 4_000_000  # bytes of a batch that several cores or CPU devices share
+LARGEST = (
+    256_000_000  # bytes of a part on an accelerator: reading less takes no longer than a call and its answer
+)
+WASTE = 25  # the last part may fill up such a part of the batch
 ROUND = (8, 10, 12, 15, 16, 20, 24, 25, 30, 32, 40, 48, 50, 60, 64, 75)  # times powers of two or of ten
 
 
 @cache
 def parts(count: int) -> tuple[int, ...]:
-    """The sizes that a batch is cut into on a CPU; they add up to at most a tenth more than there are.
+    """The sizes that a batch is cut into on a CPU; they add up to little more than there are.
 
-    >>> parts(1_000), parts(1_009), parts(32), parts(60)
-    ((1000,), (1000, 50), (32,), (50, 10))
+    >>> parts(1_000), parts(509), parts(32), parts(60)
+    ((250, 250, 250, 250), (250, 250, 10), (32,), (50, 10))
     """
     if count <= PARTS[2]:
         return (up(count),)
     found: tuple[int, ...] = ()
     left = count
     for size in PARTS:
-        found += (size,) * (left // size)
-        left %= size
-        if left and size - left <= count / WASTE and size < count:
+        many = left // size
+        if size >= PAIRED and count >= 2 * PAIRED:
+            many -= many % 2
+        found += (size,) * many
+        left -= many * size
+        if 0 <= size - left <= count / WASTE and left > 0 and size < PAIRED:
             return (*found, size)
     return found if not left else (*found, left)
 
@@ -52,25 +69,58 @@ def up(count: int) -> int:
     return min(size for m in ROUND for p in powers if (size := m * p) >= count)
 
 
+@cache
+def large_parts(count: int, size: int) -> tuple[int, ...]:
+    """The same on an accelerator, for problems of so many bytes. All parts but the last are of one size.
+
+    >>> large_parts(1_000, 1_000), large_parts(1_025, 1_000), large_parts(100, 4_000_000)
+    ((1000,), (1200,), (64, 40))
+    """
+    most = max(LARGEST // max(size, 1), 1)
+    if count <= most:
+        return (up(count),)
+    whole, left = divmod(count, most)
+    return (most,) * whole + ((up(left),) if left else ())
+
+
 def solve_in_sizes(solve: Callable[[Any], Any], batch: Any, count: int) -> Any:
     """What solve(batch) finds."""
-    if reads_back():
-        size = up(count)
-        return solve(batch) if size == count else _cut(solve(_filled(batch, size)), count)
-    sizes = parts(count)
+    there = reads_back()
+    sizes = large_parts(count, _bytes(batch) // count) if there else parts(count)
     if sizes == (count,):
         return solve(batch)
-    held = jax.tree.map(np.asarray, batch)
+    if there and len(sizes) == 1:
+        return _cut(solve(_filled(batch, sizes[0])), count)
+    held = batch if there else jax.tree.map(np.asarray, batch)
     ends = np.cumsum(sizes).tolist()
-    found = [solve(_part(held, end - size, end)) for size, end in zip(sizes, ends, strict=True)]
-    return jax.tree.map(lambda *some: jax.device_put(np.concatenate(some)[:count]), *found)
+    some = (_part(held, end - size, end) for size, end in zip(sizes, ends, strict=True))
+    alone = _placed(batch) or not (there or _bytes(batch) >= WORTH)
+    at_once = len(used()) if there else max(len(used()), cores())
+    several = 1 if alone or is_worker() else min(at_once, len(sizes))
+    found = list(map(solve, some) if several == 1 else in_threads(partial(_solved, solve), some, several))
+    xp = jnp if there and several == 1 else np
+    return jax.tree.map(lambda *some: jax.device_put(xp.concatenate(some)[:count]), *found)
+
+
+def _solved(solve: Callable[[Any], Any], part: Any) -> Any:
+    """Solved, not only begun: JAX would queue what a thread begins behind what others have begun."""
+    return jax.block_until_ready(solve(part))
+
+
+def _placed(batch: Any) -> bool:
+    """Whether somebody has said where it lies."""
+    return any(leaf.committed for leaf in jax.tree.leaves(batch))
+
+
+def _bytes(batch: Any) -> int:
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(batch))
 
 
 def _part(batch: Any, first: int, end: int) -> Any:
-    def one(array: np.ndarray) -> np.ndarray:
-        some = array[first:end]
+    def one(array: Any) -> Any:
+        some, xp = array[first:end], numpy_or_jax(array)
         missing = end - first - len(some)
-        return some if not missing else np.concatenate([some, np.repeat(array[-1:], missing, axis=0)])
+        return some if not missing else xp.concatenate([some, xp.repeat(array[-1:], missing, axis=0)])
 
     return jax.tree.map(one, batch)
 

@@ -14,6 +14,7 @@ from lfom.core.methods import Method
 from lfom.core.problems import IterateProblem, Operator
 from lfom.core.unroll import trace
 from lfom.solving.joint import coefficients_met
+from lfom.solving.pieces import mapped
 
 LARGEST_EXACT = 512  # unknowns
 LANCZOS = 40  # steps
@@ -75,7 +76,7 @@ def _lanczos(problems: IterateProblem, reader: Any, steps: int) -> Float[Array, 
         _, _, (alpha, gamma) = trace(method, other, None, coefficients_met, loop=True)
         return alpha, gamma
 
-    alpha, gamma = jax.vmap(one)(problems, starts)
+    alpha, gamma = mapped(one, problems, starts)
     before = jnp.concatenate([alpha[:, :1], alpha[:, :-1]], axis=1)
     going = alpha > 0  # once the space ends, the first quotient stands for the rest: it lies inside
     inverse, inverse_before = (1 / jnp.where(a > 0, a, alpha[:, :1]) for a in (alpha, before))

@@ -183,7 +183,7 @@ def solve_systems(
     known = written or (reads_back() and threshold is None and not own and steps <= FEW)
     fallback = path == statuses.FALLBACK
     end = _conjugate(program.tail, problems, fallback, now, limit, threshold, steps if known else None, norms)
-    end = end if norms is None else end._replace(stretch=norms)
+    end = end._replace(stretch=_stretched(problems, end) if norms is None else norms)
     # Residuals are updated, and w is rounded once more; the status is judged by the true one where that may matter.
     v = centred.held(end.state.w)
     if start is None and tolerance is None:
@@ -307,30 +307,56 @@ def row_sums(problems: IterateProblem) -> Float[Array, " problems"] | None:
     return jax.vmap(one)(problems)
 
 
+def _stretched(problems: IterateProblem, end: Standing) -> Float[Array, " problems"]:
+    """What steps told of the norm of A. Where the first one found no curvature it told nothing, and |A r| / |r| does."""
+    silent = end.stuck & (end.stretch == 0)
+
+    def one(problem: Any, state: Iterate) -> Array:
+        r = jax.lax.stop_gradient(state.gradient)
+        return ratio(norm(problem.hessian_times(r)), norm(r))
+
+    def asked() -> Array:
+        return jnp.where(silent, jax.vmap(one)(problems, end.state), end.stretch)
+
+    return jax.lax.stop_gradient(jax.lax.cond(silent.any(), asked, lambda: end.stretch))
+
+
 def _checked(
     given: IterateProblem, centred: Centred, end: Standing, v: Array, begun: Array, known: bool
 ) -> Checked:
     """At v, with the true residual. begun: the start's. known: whether the norm of A is, not only what steps told of it."""
 
     def one(
-        problem: Any, at: Array, start: Array | None, end: Standing, v: Array, scale: Array, begun: Array
+        problem: Any,
+        at: Array,
+        start: Array | None,
+        end: Standing,
+        v: Array,
+        scale: Array,
+        begun: Array,
+        units: Array,
     ) -> Checked:
         gradient = problem.gradient(at) / scale
+        at, start, seen = jax.lax.stop_gradient((at, start, gradient))
         size = end.stretch
-        unit = (
-            size if known else size / v.size**0.5
-        )  # of operators the largest |Ad| / |d| met, with signs at random
+        if not known:
+            size = jnp.maximum(size, ratio(norm(seen + problem.moment / scale), norm(at / scale)))
+        # of operators the largest |Ad| / |d| met, with signs at random
+        unit = size if known else size / v.size**0.5
         now = Iterate(Track(v), gradient)
-        left = norm(jax.lax.stop_gradient(gradient))
-        at, start = jax.lax.stop_gradient((at, start))
+        left = norm(seen)
         before = 2 * jnp.finfo(v.dtype).eps * begun if start is None else Doubt.of(unit, start, scale).total()
-        return Checked(end._replace(state=now, size=left, stretch=size), Doubt.of(unit, at, scale), before)
+        doubt, blur = Doubt.of(unit, at, scale), problem.blur()
+        if blur is not None:
+            blur = jax.lax.stop_gradient(blur / jnp.max(units))
+            before, doubt = before + blur, doubt._replace(lost=doubt.lost + blur)
+        return Checked(end._replace(state=now, size=left, stretch=size), doubt, before)
 
     if centred.start is None:
         problems, at, scale = centred.problems, v, jnp.ones_like(centred.scale)
     else:
         problems, at, scale = given, centred.back(v), centred.scale
-    return jax.vmap(one)(problems, at, centred.start, end, v, scale, begun)
+    return jax.vmap(one)(problems, at, centred.start, end, v, scale, begun, centred.scale)
 
 
 def _judged(
@@ -355,9 +381,13 @@ def _judged(
     good = finite & no_worse(problem, end.state, size, far, doubt.lost) & (moved | met)
     # Once a problem is solved to rounding, rounding alone makes a direction flat: no failure. Where A is so small or large
     # that its products are lost, a flat direction says nothing.
-    singular = end.stuck & ~(end.size <= limits.eps**0.5 * start)
+    # Beside a start that is right to rounding the true residual does not fall, only the one that steps update.
+    little = limits.eps**0.5 * start
+    singular = end.stuck & ~((end.size <= little) | (end.sizes[-1] <= little))
     least = smallest_told(w.dtype)
-    told = (size == 0) | ((size > least) & (size < 1 / least))
+    told = (size > least) & (
+        size < 1 / least
+    )  # also a Gram matrix of zeros may be one whose products are lost
     good &= ~singular | told
     status = jnp.where(good, status, statuses.NO_PROGRESS)
     status = jnp.where(singular & told, statuses.NOT_DEFINITE, status)

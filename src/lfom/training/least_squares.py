@@ -18,7 +18,9 @@ from jax import Array
 from lfom.core import checks, room
 from lfom.core.arrays import as_array
 from lfom.core.checks import InputError
+from lfom.core.compiler import reads_back
 from lfom.core.hosts import everywhere, spread
+from lfom.core.threads import is_worker
 from lfom.core.vectors import vector_of
 from lfom.core.words import brief
 from lfom.training.direct import Direct
@@ -292,7 +294,8 @@ def _total(
         return [np.asarray(a, np.float64) for a in program(first, last, limits)]
 
     total: list[np.ndarray] | None = None
-    found = everywhere(over, spans) if spread() else map(over, spans)
+    side_by_side = spread() or (not reads_back() and not is_worker())
+    found = everywhere(over, spans) if side_by_side else map(over, spans)
     for (_, last), arrays in zip(spans, found, strict=True):
         total = arrays if total is None else [a + b for a, b in zip(total, arrays, strict=True)]
         if setting.tick:
