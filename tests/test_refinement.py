@@ -261,9 +261,10 @@ def test_ctrl_c_ends_the_command_with_a_sentence(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "lfom", "learn", str(problems), "--out", str(method)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=dict(os.environ)) as process:
         assert process.stderr is not None
-        first = process.stderr.readline()
+        estimate, first = process.stderr.readline(), process.stderr.readline()
         process.send_signal(signal.SIGINT)
         rest = process.stderr.read()
+    assert "60 problems of 6 unknowns: about" in estimate
     assert "solving" in first
     assert process.returncode == 130
     assert "nothing was written" in rest

@@ -21,12 +21,12 @@ from tests.learned_problems import systems as some_systems
 pytestmark = pytest.mark.usefixtures("x64")
 
 
-@given(st.integers(1, 100_000))
-def test_parts_hold_the_batch_and_little_more(count: int) -> None:
-    cut = sizes.parts(count)
+@given(st.integers(1, 100_000), st.booleans())
+def test_parts_hold_the_batch_and_little_more(count: int, shared: bool) -> None:
+    cut = sizes.parts(count, shared)
     assert sum(cut) >= count
     assert sum(cut[:-1]) < count
-    assert sum(cut) <= (1.1 * count if count > 50 else sizes.up(count))
+    assert sum(cut) <= (1.04 * count if count > 50 else sizes.up(count))
     assert list(cut) == sorted(cut, reverse=True)
 
 
@@ -40,7 +40,9 @@ def test_round_sizes(count: int) -> None:
 
 
 def test_few_sizes_are_compiled() -> None:
-    every = {size for count in range(500, 5_001) for size in sizes.parts(count)}
+    every = {
+        size for count in range(500, 5_001) for shared in (False, True) for size in sizes.parts(count, shared)
+    }
     assert len(every) <= 4
     method, problems = learned("scalar"), some_systems(count=1_013, seed=3)
     compiled = []

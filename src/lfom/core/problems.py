@@ -593,16 +593,14 @@ def cheaper_by_rows(n: int, d: int, steps: int, sides: int = 1) -> bool:
 
 
 class Regression(Quadratic):
-    """A quadratic that was formed of examples. rms: sqrt(sum_i s_i y_i^2), the size of their labels. ridge: in the diagonal of
-    its Gram matrix."""
+    """A quadratic that was formed of examples. rms: sqrt(sum_i s_i y_i^2), the size of their labels. trace: of X^T S X, without
+    the ridge."""
 
     rms: Any = None
-    ridge: Any = None
+    trace: Any = None
 
     def blur(self) -> Array:
-        whole = jnp.sum(self.diagonal())
-        trace = jnp.maximum(whole - self.unknowns() * self.ridge, 0) + jnp.finfo(whole.dtype).eps * whole
-        return blurred(trace, self.rms, self.moment)
+        return blurred(self.trace, self.rms, self.moment)
 
 
 def blurred(trace: Array, rms: Array, moment: Array) -> Array:

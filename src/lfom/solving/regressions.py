@@ -117,8 +117,9 @@ class LeastSquaresProblems(Quadratics):
 
         def one(group: Group, ridge: Array) -> tuple[Quadratic, Array]:
             gram, moment = gram_of(group.X, group.y, group.shares)
+            trace = jax.lax.stop_gradient(jnp.trace(gram))
             gram = gram + ridge * jnp.eye(len(gram), dtype=gram.dtype)
-            return Regression(gram, gram[0], rms=_rms(group), ridge=ridge), moment
+            return Regression(gram, gram[0], rms=_rms(group), trace=trace), moment
 
         return with_moment(*jax.vmap(one)(self.groups(), self.ridge))
 

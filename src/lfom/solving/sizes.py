@@ -25,7 +25,7 @@ from lfom.core.devices import used
 from lfom.core.threads import cores, in_threads, is_worker
 
 PARTS = (1_000, 250, 50, 10, 2)  # problems
-PAIRED = 250  # parts as large as this come in pairs where there are two: two cores, or more, end together
+PAIRED = 250  # of a batch that cores share, parts as large as this come in pairs, so that they end together
 WORTH = 4_000_000  # bytes of a batch that several cores or CPU devices share
 LARGEST = (
     256_000_000  # bytes of a part on an accelerator: reading less takes no longer than a call and its answer
@@ -35,11 +35,13 @@ ROUND = (8, 10, 12, 15, 16, 20, 24, 25, 30, 32, 40, 48, 50, 60, 64, 75)  # times
 
 
 @cache
-def parts(count: int) -> tuple[int, ...]:
-    """The sizes that a batch is cut into on a CPU; they add up to little more than there are.
+def parts(count: int, shared: bool = False) -> tuple[int, ...]:
+    """The sizes that a batch is cut into on a CPU; they add up to little more than there are. shared: by several cores.
 
     >>> parts(1_000), parts(509), parts(32), parts(60)
-    ((250, 250, 250, 250), (250, 250, 10), (32,), (50, 10))
+    ((1000,), (250, 250, 10), (32,), (50, 10))
+    >>> parts(1_000, shared=True)
+    (250, 250, 250, 250)
     """
     if count <= PARTS[2]:
         return (up(count),)
@@ -47,7 +49,7 @@ def parts(count: int) -> tuple[int, ...]:
     left = count
     for size in PARTS:
         many = left // size
-        if size >= PAIRED and count >= 2 * PAIRED:
+        if shared and size >= PAIRED and count >= 2 * PAIRED:
             many -= many % 2
         found += (size,) * many
         left -= many * size
@@ -86,7 +88,8 @@ def large_parts(count: int, size: int) -> tuple[int, ...]:
 def solve_in_sizes(solve: Callable[[Any], Any], batch: Any, count: int) -> Any:
     """What solve(batch) finds."""
     there = reads_back()
-    sizes = large_parts(count, _bytes(batch) // count) if there else parts(count)
+    worth = _bytes(batch) >= WORTH
+    sizes = large_parts(count, _bytes(batch) // count) if there else parts(count, worth)
     if sizes == (count,):
         return solve(batch)
     if there and len(sizes) == 1:
@@ -94,7 +97,7 @@ def solve_in_sizes(solve: Callable[[Any], Any], batch: Any, count: int) -> Any:
     held = batch if there else jax.tree.map(np.asarray, batch)
     ends = np.cumsum(sizes).tolist()
     some = (_part(held, end - size, end) for size, end in zip(sizes, ends, strict=True))
-    alone = _placed(batch) or not (there or _bytes(batch) >= WORTH)
+    alone = _placed(batch) or not (there or worth)
     at_once = len(used()) if there else max(len(used()), cores())
     several = 1 if alone or is_worker() else min(at_once, len(sizes))
     found = list(map(solve, some) if several == 1 else in_threads(partial(_solved, solve), some, several))
