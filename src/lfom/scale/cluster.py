@@ -87,6 +87,7 @@ def _local(distributed: Any, workers: int, one_core: bool) -> Iterator[Any]:
         "distributed.scheduler.active-memory-manager.start": False,
     }
     before = dict(os.environ)
+    os.environ.update(environment)  # what is set already wins over Dask's setting
     try:
         with (
             extra("dask.config", "--cluster").set(settings),
