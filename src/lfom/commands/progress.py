@@ -24,9 +24,9 @@ from lfom.training.krylov import has_krylov_view
 from lfom.training.state import Phase, State
 
 # Measured on two cores of a server CPU; another machine differs, hence "an estimate".
-COMPILE = 4.0  # seconds per phase
+COMPILE = 3.0  # seconds per phase
 COMPILE_LAYER = {True: 0.3, False: 1.0}  # seconds more per layer, in the Krylov view and without
-SCORE = 5.0  # seconds to compile the scores at the end
+SCORE = 3.0  # seconds to compile the scores at the end
 SCORE_PROMPT = 1e-6  # seconds for a method's score of a prompt
 LEAST_TO_SCORE = 1e4  # operations for it, at the least
 DRAW = 2.5e-8  # seconds to draw a prompt, times d^2

@@ -16,6 +16,7 @@ from lfom.solving.sizes import parts
 from lfom.solving.structures import Structure, available, chosen
 
 RATE = 2e9  # operations per second in loops over problems
+LEARNING_RATE = 2.5e10  # and where problems are learned from, in pieces that fit the cache
 READ = 6e-9  # seconds to read a byte
 HELD = 1.6  # bytes in memory for every byte of problems, while they are read and solved
 COMPILE = 3.0  # seconds to compile a program that solves
@@ -24,9 +25,9 @@ WORKERS = 6.0  # seconds until the workers of a cluster have begun
 
 BEGINNING = 2.0  # seconds to look at problems, and to finish
 TRYING = {False: 2.6, True: 1.7}  # seconds to compile what tries a structure; whether it is conjugate
-REFINING = 4.5  # seconds to compile what refines one
+REFINING = 3.5  # seconds to compile what refines one
 REFINED = 3  # structures, at most
-EIGEN = 1.1e-9  # seconds for the eigenvalues and the solution of a system, over d^3 and the bytes of a number
+EIGEN = 3e-10  # seconds for the eigenvalues and the solution of a system, over d^3 and the bytes of a number
 PASSES = 20  # over all problems, in which a structure is tried
 GRADIENT = 4  # passes that an iteration of refining costs
 TRIED, LEFT = 8e6, 50e6  # bytes that programs leave which try and refine a structure
@@ -114,7 +115,7 @@ def learning(sizes: Sizes, steps: int, structure: str | list[str]) -> Cost:
     """Of `lfom.learn` from one file."""
     tried = structures_of(sizes, steps, structure)
     all_ = replace(sizes, count=sizes.count * sizes.sides, sides=1)
-    passes = PASSES * all_.products * steps / RATE
+    passes = PASSES * all_.products * steps / LEARNING_RATE
     trying = sum(TRYING[one.coefficients.conjugate] + passes for one in tried)
     refined = [one for one in tried if one.first_matrix != "identity"]
     ways = [REFINING + passes + _refining(one, all_, steps) for one in refined]
@@ -144,4 +145,4 @@ def _refining(one: Structure, sizes: Sizes, steps: int) -> float:
     at_once = -(-max(4 * one.parameters((sizes.unknowns,), steps), EQUATIONS) // sizes.unknowns)
     iterations = ITERATIONS if at_once >= sizes.count else ITERATIONS_OF_PARTS
     part = min(at_once / sizes.count, 1.0)
-    return iterations * GRADIENT * steps * part * sizes.products / RATE
+    return iterations * GRADIENT * steps * part * sizes.products / LEARNING_RATE
