@@ -4,8 +4,13 @@ import gc
 import importlib.util
 import json
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
+
+# Before JAX is imported: for every program that it reads back XLA writes two kilobytes to stderr about the machine, which
+# fill the pipe of a process that nobody listens to until it ends.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import jax
 import pytest
@@ -51,6 +56,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if (
+        signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    ):  # begun in the background of a shell: processes of tests inherit it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.getoption("--quick") and COMPILE_QUICKLY not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {COMPILE_QUICKLY}".strip()
 

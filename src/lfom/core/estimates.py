@@ -10,9 +10,11 @@ from dataclasses import dataclass
 
 from lfom.core import devices, room
 from lfom.core.checks import InputError
+from lfom.core.compiler import reads_back
 from lfom.started import BEGUN
 
 BASE = 0.33e9  # bytes of a process: Python, JAX, its compiler and one program
+BESIDE_A_GPU = 4.2e9  # bytes more: the libraries of CUDA
 TINY = 1.0  # seconds: a job as short as this is not worth a look at the machine
 LOOK = 0.1  # seconds that a look takes
 TURN = 4.4e-5  # seconds of one turn of the loop on a quiet core
@@ -33,7 +35,8 @@ class Cost:
         'about 1 s and 1.2 GB'
         """
         slower = slowness() if self.seconds > TINY else 1.0
-        return f"about {duration(self.seconds * slower)} and {amount(self.bytes)}"
+        held = self.bytes + (BESIDE_A_GPU if reads_back() else 0.0)
+        return f"about {duration(self.seconds * slower)} and {amount(held)}"
 
 
 def slowness(
