@@ -121,10 +121,6 @@ class Problem(eqx.Module):
         """The same prompts, asked for the residuals of their own context, where a state holds them; else None."""
         return None
 
-    def residuals(self, answers: Float[Array, "steps ..."]) -> Float[Array, "k steps *prompts"]:
-        """The same of the answers after every step."""
-        return jax.vmap(self.residual, out_axes=1)(answers)
-
     def each(self, work: Callable[["Problem"], Array]) -> Array:
         """work(problem), whose last axis is that of prompts where this is a batch."""
         return work(self)
@@ -408,13 +404,6 @@ class Quadratic(IterateProblem):
         if self.probe is None or self.target is None:
             return super().residual(answer)
         return matvec(self.probe, answer) - self.target
-
-    def residuals(self, answers: Float[Array, "steps ..."]) -> Float[Array, "k steps *prompts"]:
-        """One product for all steps: it compiles three times faster than one per step."""
-        if self.probe is None or self.target is None:
-            return super().residuals(answers)
-        probe = self.probe if self.probe.ndim == 2 else self.probe[:, :, None]
-        return matvec(probe, jnp.moveaxis(answers, 0, 1)) - self.target[:, None]
 
 
 class KernelMatrix(Quadratic):

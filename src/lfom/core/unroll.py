@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
+from lfom.core.compiler import by_itself
 from lfom.core.methods import Algorithm
 from lfom.core.parameters import by_layer, cut
 from lfom.core.problems import Problem
@@ -90,7 +91,10 @@ def losses(
     """The loss |residual|^2 of every prompt after 0, 1, ..., depth steps."""
 
     def one(single: Any) -> Array:
-        residuals = single.residuals(unroll(algorithm, single, active))
-        return jnp.sum(residuals**2, axis=0)
+        def watch(state: Any, past: Any) -> Array:
+            return by_itself(jnp.sum(single.residual(single.readout(state)) ** 2, axis=0))
+
+        first, _, found = trace(algorithm, single, active, watch)
+        return jnp.concatenate([watch(first, None)[None], found])
 
     return problem.each(one)

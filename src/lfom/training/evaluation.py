@@ -37,7 +37,10 @@ MOST = 2**20  # prompts of a chunk on an accelerator
 BYTES = 2**29  # that the problems of a chunk may take there
 IN_A_BLOCK = 100  # groups of prompts
 AHEAD = 4  # chunks that an accelerator has to do at any time
-PIECE = 10  # chunks whose numbers travel together
+TOGETHER = (
+    10  # blocks of a chunk on a CPU: starting a program for each would take as long as what it computes
+)
+PIECE = 10  # chunks whose numbers travel together; blocks, where a chunk has as many
 PER_PROMPT = 1e3  # operations of a method on one prompt, at the least
 CORE = 2e9  # of them in a second on a core, at the most
 
@@ -106,9 +109,9 @@ def _sums(
 
 
 def _each_block(work: Callable[[Any], Any], blocks: Any) -> Any:
-    """One block is computed as it is: its program compiles faster."""
+    """One after the other on a CPU, whose cache holds one of them. One alone is computed as it is: its program compiles faster."""
     if jax.tree.leaves(blocks)[0].shape[0] > 1:
-        return jax.vmap(work)(blocks)
+        return jax.lax.map(work, blocks) if jax.default_backend() == "cpu" else jax.vmap(work)(blocks)
     return jax.tree.map(lambda a: a[None], work(jax.tree.map(lambda a: a[0], blocks)))
 
 
@@ -278,9 +281,9 @@ def check_asked(
 
 
 def _at_once(source: Any, chunk: int, views: tuple[View, ...], blocks: int) -> int:
-    """Blocks of a chunk: one where a core's cache holds a block and little more; on an accelerator a power of two."""
+    """Blocks of a chunk; on an accelerator a power of two."""
     if jax.default_backend() == "cpu":
-        return 1
+        return TOGETHER if blocks >= 2 * TOGETHER else 1
     one = eqx.filter_eval_shape(
         _blocks, source, jax.random.key(0), jnp.zeros(1, jnp.int32), jnp.zeros((), jnp.int32), chunk, views
     )
@@ -372,11 +375,12 @@ def _scores(
 
     def one(item: tuple[int, int]) -> list[Sums]:
         run, first = item
-        parts = [of_chunk(run, start) for start in starts[first : first + PIECE]]
+        parts = [of_chunk(run, start) for start in starts[first : first + piece]]
         whole = [_together(own) for own in zip(*parts, strict=True)]
         return [own._replace(counts=_filled(own.counts)) for own in whole]
 
-    items = [(run, first) for run in range(runs) for first in range(0, len(starts), PIECE)]
+    piece = PIECE if jax.default_backend() != "cpu" else PIECE // starts.step
+    items = [(run, first) for run in range(runs) for first in range(0, len(starts), piece)]
     totals = [[Total.nothing(entry.steps + 1, every) for _ in range(runs)] for entry in entries]
     found = everywhere(one, items, None if jax.default_backend() == "cpu" else AHEAD * len(used()))
     for at, ((run, first_of), parts) in enumerate(zip(items, found, strict=True)):
