@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -258,6 +259,40 @@ def test_pieces_come_back_in_order_and_few_are_begun_ahead() -> None:
     assert next(found) == 0
     assert len(begun) <= 2 * threads.AHEAD + 1
     assert list(found) == list(range(1, 1_000))
+
+
+def test_cores_share_a_few_items_in_the_setting_of_who_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "cores", lambda: 3)
+    who, both = set(), threading.Barrier(2, timeout=20)
+
+    def work(item: int) -> Any:
+        who.add(threading.get_ident())
+        if item < 2:
+            both.wait()  # two threads are at it, or nobody gets further
+        return jnp.zeros(1) + item
+
+    with jax.enable_x64(True):
+        found = threads.by_cores(work, list(range(7)))
+    assert [float(one[0]) for one in found] == list(range(7))
+    assert {one.dtype for one in found} == {np.dtype("float64")}
+    assert len(who) >= 2
+    assert not threads.is_worker()
+
+
+@pytest.mark.parametrize("error", [IndexError, KeyboardInterrupt])
+def test_after_an_error_cores_begin_nothing_more(
+    error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads, "cores", lambda: 1)
+    begun: list[int] = []
+
+    def work(item: int) -> None:
+        begun.append(item)
+        raise error("mine")
+
+    with pytest.raises(error, match="mine"):
+        threads.by_cores(work, [1, 2, 3])
+    assert begun == [1]
 
 
 @pytest.mark.parametrize(("first", "last"), [(0, 7), (3, 4), (2, 2), (5, 37)])

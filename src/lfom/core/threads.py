@@ -6,6 +6,7 @@ the interpreter's lock: threads are enough to use the others.
 
 import collections
 import contextlib
+import functools
 import itertools
 import os
 import threading
@@ -67,3 +68,39 @@ def in_threads(
             yield found
     finally:  # after an error or Ctrl-C nobody waits for what is still running
         pool.shutdown(wait=False, cancel_futures=True)
+
+
+@functools.cache
+def _helpers() -> ThreadPoolExecutor:
+    """Threads that stay: making them and waiting for them takes a millisecond."""
+    return ThreadPoolExecutor(max_workers=max(cores() - 1, 1))
+
+
+def by_cores(work: Callable[[Any], Any], items: list[Any]) -> list[Any]:
+    """The same for a few milliseconds of work on one CPU device: by this thread and, as far as they have time, by others."""
+    double, chosen = bool(jax.config.jax_enable_x64), jax.config.jax_default_device  # type: ignore[attr-defined]
+    found, left = [None] * len(items), collections.deque(enumerate(items))
+
+    def some() -> None:
+        while True:
+            try:
+                place, item = left.popleft()
+            except IndexError:
+                return
+            found[place] = work(item)
+
+    def helping() -> None:
+        _in_pool.here = True
+        with jax.enable_x64(double), jax.default_device(chosen):
+            some()
+
+    others = 0 if is_worker() else min(cores(), len(items)) - 1
+    begun = [_helpers().submit(helping) for _ in range(others)]
+    try:
+        some()
+    finally:  # after an error or Ctrl-C nothing more is begun
+        left.clear()
+    for one in begun:
+        if not one.cancel():
+            one.result()
+    return found

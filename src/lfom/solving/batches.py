@@ -33,7 +33,7 @@ def solve_batch(
         shared = _put(shared, NamedSharding(lies.mesh, PartitionSpec()))
         batch = _put(batch, lies)
 
-    outside = problems.reads_outside()
+    outside = problems.reads_outside
 
     def solve(some: Any) -> Raw:
         return compiled(shared, some, rest=method.rest, own=own, steps=steps, lies=lies, outside=outside)

@@ -80,9 +80,10 @@ def _is_filled(cell: Any) -> bool:
     return True
 
 
-def _names(code: types.CodeType) -> list[str]:
+@functools.lru_cache(1_000)
+def _names(code: types.CodeType) -> tuple[str, ...]:
     inner = [one for one in code.co_consts if isinstance(one, types.CodeType)]
-    return [*code.co_names, *(name for one in inner for name in _names(one))]
+    return (*code.co_names, *(name for one in inner for name in _names(one)))
 
 
 def _from_elsewhere(value: Any, function: types.FunctionType) -> bool:

@@ -83,6 +83,7 @@ class ConvexLosses(Problems):
             )
         self.loss = closures.guarded("loss", self.loss, closed, value)
 
+    @property
     def reads_outside(self) -> Hashable:
         return closures.read_outside(self.loss)
 

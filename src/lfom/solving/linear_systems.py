@@ -115,6 +115,7 @@ class LinearSystems(Quadratics):
             )
         self.operator = closures.guarded("operator", self.operator, closed, image)  # type: ignore[arg-type]
 
+    @property
     def reads_outside(self) -> Hashable:
         return () if self.operator is None else closures.read_outside(self.operator)
 

@@ -65,6 +65,7 @@ class Problems(eqx.Module):
         """Whether the diagonals of H are known."""
         return self.kind.matrix
 
+    @property  # for which Equinox makes no module when it is asked
     def reads_outside(self) -> Hashable:
         """What a user's function reads that is no argument of it: see `lfom.solving.closures`."""
         return ()

@@ -11,6 +11,7 @@ pieces of one part (`solving/pieces.py`) keeps one core busy. A batch of one par
 on a CPU, and what somebody has put on a device.
 """
 
+import math
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
@@ -22,10 +23,9 @@ import numpy as np
 from lfom.core.arrays import numpy_or_jax
 from lfom.core.compiler import reads_back
 from lfom.core.devices import used
-from lfom.core.threads import cores, in_threads, is_worker
+from lfom.core.threads import by_cores, cores, in_threads, is_worker
 
 PARTS = (1_000, 250, 50, 10, 2)  # problems
-PAIRED = 250  # of a batch that cores share, parts as large as this come in pairs, so that they end together
 WORTH = 4_000_000  # bytes of a batch that several cores or CPU devices share
 LARGEST = (
     256_000_000  # bytes of a part on an accelerator: reading less takes no longer than a call and its answer
@@ -36,24 +36,29 @@ ROUND = (8, 10, 12, 15, 16, 20, 24, 25, 30, 32, 40, 48, 50, 60, 64, 75)  # times
 
 @cache
 def parts(count: int, shared: bool = False) -> tuple[int, ...]:
-    """The sizes that a batch is cut into on a CPU; they add up to little more than there are. shared: by several cores.
+    """The sizes that a batch is cut into on a CPU; they add up to little more than there are. shared: by several cores, in
+    pairs, so that two of them end together.
 
     >>> parts(1_000), parts(509), parts(32), parts(60)
     ((1000,), (250, 250, 10), (32,), (50, 10))
-    >>> parts(1_000, shared=True)
-    (250, 250, 250, 250)
+    >>> parts(1_000, shared=True), parts(1_303, shared=True)
+    ((250, 250, 250, 250), (250, 250, 250, 250, 50, 50, 50, 50, 50, 50, 10))
     """
     if count <= PARTS[2]:
         return (up(count),)
+    if shared:
+        found = tuple(size for size in _cut_into(-(-count // 2)) for _ in range(2))
+        return found[:-1] if sum(found[:-1]) >= count else found
+    return _cut_into(count)
+
+
+def _cut_into(count: int) -> tuple[int, ...]:
     found: tuple[int, ...] = ()
     left = count
     for size in PARTS:
-        many = left // size
-        if shared and size >= PAIRED and count >= 2 * PAIRED:
-            many -= many % 2
-        found += (size,) * many
-        left -= many * size
-        if 0 <= size - left <= count / WASTE and left > 0 and size < PAIRED:
+        found += (size,) * (left // size)
+        left %= size
+        if left > 0 and size - left <= count / WASTE:
             return (*found, size)
     return found if not left else (*found, left)
 
@@ -98,9 +103,12 @@ def solve_in_sizes(solve: Callable[[Any], Any], batch: Any, count: int) -> Any:
     ends = np.cumsum(sizes).tolist()
     some = (_part(held, end - size, end) for size, end in zip(sizes, ends, strict=True))
     alone = _placed(batch) or not (there or worth)
-    at_once = len(used()) if there else max(len(used()), cores())
-    several = 1 if alone or is_worker() else min(at_once, len(sizes))
-    found = list(map(solve, some) if several == 1 else in_threads(partial(_solved, solve), some, several))
+    several = 1 if alone or is_worker() else len(used())
+    solved = partial(_solved, solve)
+    if several > 1:
+        found = list(in_threads(solved, some, max(several, 1 if there else cores())))
+    else:
+        found = list(map(solve, some)) if there or alone else by_cores(solved, list(some))
     xp = jnp if there and several == 1 else np
     return jax.tree.map(lambda *some: jax.device_put(xp.concatenate(some)[:count]), *found)
 
@@ -116,7 +124,7 @@ def _placed(batch: Any) -> bool:
 
 
 def _bytes(batch: Any) -> int:
-    return sum(leaf.nbytes for leaf in jax.tree.leaves(batch))
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(batch))
 
 
 def _part(batch: Any, first: int, end: int) -> Any:
