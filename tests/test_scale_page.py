@@ -29,7 +29,7 @@ def test_files_for_clusters_are_well_formed() -> None:
     words = job["spec"]["template"]["spec"]["containers"][0]["args"][0].split()
     assert words[words.index("--processes") + 1] == "4"
     scripts = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
-    assert len(scripts) == 2
+    assert len(scripts) == 3
     for script in scripts:
         subprocess.run(["bash", "-n"], input=script, text=True, check=True)
         for line in script.splitlines():
