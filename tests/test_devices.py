@@ -110,6 +110,32 @@ assert any("4 at a time" in text for text in stages)
 """
 )
 
+ADAM = (
+    COUNTED
+    + """
+from lfom.training import adam
+
+whole = adam.make_block
+def watched(*given):
+    block = whole(*given)
+    return lambda *some: seen(block(*some))
+adam.make_block = watched
+data = lfom.PerRun([lfom.LinearRegression([1.0, 0.5 + 0.1 * i], context=6) for i in range(4)])
+how = lfom.Adam(steps=40, batch=100, resample=20)
+
+def fitted():
+    model = lfom.memformer(2, 2, key=jax.random.key(0))
+    return bits(lfom.fit(model, data, key=jax.random.key(1), depths=(1, 2), optimiser=how).vectors)
+
+on_counts(fitted)
+places.clear()
+three = lfom.PerRun([data[i] for i in range(3)])  # cannot be shared by two or four
+with lfom.devices(2):
+    lfom.fit(lfom.memformer(2, 1, key=jax.random.key(0)), three, key=jax.random.key(1), optimiser=how)
+assert len(places) == 1, places
+"""
+)
+
 SOLVING = (
     COUNTED
     + """
@@ -180,7 +206,9 @@ on_counts(lambda: bits(*spectral.NumberFit(start).fit(vector_of(start), some, 2)
 
 
 @pytest.mark.parametrize(
-    "program", [LEARNING, SOLVING, ADAPTING, NUMBERS], ids=["learn", "solve", "adapt", "numbers"]
+    "program",
+    [LEARNING, SOLVING, ADAPTING, NUMBERS, ADAM],
+    ids=["learn", "solve", "adapt", "numbers", "Adam"],
 )
 def test_methods_and_solutions_are_the_same_to_the_last_bit_on_1_2_and_4_devices(program: str) -> None:
     found = json.loads(in_process(program, 4).splitlines()[-1])

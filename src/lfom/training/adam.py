@@ -10,11 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import Array
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Float
 
 from lfom.core import checks, room
 from lfom.core.arrays import as_array
 from lfom.core.compiler import jit_draws
+from lfom.core.devices import used
 from lfom.core.methods import Algorithm
 from lfom.core.problems import Problem
 from lfom.core.unroll import last_residual
@@ -199,6 +201,16 @@ def batches_at_once(adam: Adam) -> int:
     return max(n for n in range(1, max(BLOCK // adam.resample, 1) + 1) if rounds % n == 0)
 
 
+def among_devices(runs: int, depths: int) -> NamedSharding | None:
+    """Runs split over as many of the used devices as divide them, two models on each or more: a batch of one model is
+    compiled otherwise, and rounds otherwise. None for one device."""
+    there = used()
+    many = max(n for n in range(1, len(there) + 1) if runs % n == 0 and (n == 1 or runs // n * depths > 1))
+    return (
+        None if many == 1 else NamedSharding(Mesh(np.array(there[:many]), ("runs",)), PartitionSpec("runs"))
+    )
+
+
 def run_adam(phase: Phase, adam: Adam, setting: Setting, state: State) -> State:
     """Blocks of steps until there are enough."""
     block = make_block(phase.parameters, adam)
@@ -211,11 +223,17 @@ def run_adam(phase: Phase, adam: Adam, setting: Setting, state: State) -> State:
     else:  # Adam's moments and counts begin at zero
         leaves = [as_array(np.zeros(leaf.shape, leaf.dtype)) for leaf in leaves]
     moments = jax.tree.unflatten(structure, leaves)
+    lies = among_devices(*vectors.shape[:2])
     count = batches_at_once(adam)
     steps = count * adam.resample
     while state.step * steps < adam.steps:
         keys = setting.keys(state.phase, state.step)
         batches = _batches(setting.source, keys, adam.batch, count, adam.averaged)
+        if (
+            lies is not None and batches.prompts_last
+        ):  # sums over tokens round as many models at once are compiled
+            batches = jax.device_put(batches, NamedSharding(lies.mesh, PartitionSpec(None, *lies.spec)))
+            vectors, moments = jax.device_put((vectors, moments), lies)
         vectors, moments, losses = block(vectors, moments, setting.actives, batches)
         losses = np.asarray(losses, np.float64)
         left_out = (~np.isfinite(losses)).mean(axis=-1)  # steps, by run and depth
