@@ -96,6 +96,7 @@ def nan_prompts() -> lfom.Prompt:
         (["train", "--heads", "1000000000"], "heads"),
         (["train", "--optimiser", "adam", "--steps", "1000000000000"], "steps is"),
         (["train", "--prompts", "1000000000000"], "prompts is"),
+        (["train", "--with", "mine.py"], "--with is mine.py: it tells which classes a checkpoint may hold"),
         (
             ["bench", "forward", "--problems", "3", "--seed", "1"],
             "--problems, --seed belong to `lfom bench solve`",

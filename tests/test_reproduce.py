@@ -146,6 +146,10 @@ def test_a_failed_experiment_does_not_stop_the_others(experiments: Any, tmp_path
     assert statuses(found) == {"first": "failed", "second": "made"}
     assert "the loss is not finite" in found[0].message
     assert "FloatingPointError" in (out / "first.error.txt").read_text()
+    page = (out / "report.html").read_text()
+    assert "<code>first</code> failed: FloatingPointError: the loss is not finite" in page
+    reproduce(["second"], out)
+    assert "<code>first</code> failed in an earlier run" in (out / "report.html").read_text()
     answer = CliRunner().invoke(app, ["reproduce", "--out", str(out)])
     assert answer.exit_code == 1
     assert "first failed" in answer.output
@@ -230,6 +234,14 @@ def test_damaged_results_are_named_and_made_again_only_on_request(
     assert "--force" in found[0].message
     assert damaged.read_text() == text  # left as it is
     assert statuses(reproduce(["first"], out, force=True)) == {"first": "made"}
+
+
+def test_choices_are_told_before_any_work(tmp_path: Path) -> None:
+    for option, known in (("--training", "both, paper, converged"), ("--preset", "quick, full")):
+        answer = CliRunner().invoke(app, ["reproduce", option, "nope", "--out", str(tmp_path / "results")])
+        assert f"unknown {option} 'nope'" in str(answer.exception)
+        assert known in str(answer.exception)
+        assert answer.output == ""
 
 
 def test_an_unknown_experiment_gives_the_nearest_names(tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ from lfom.core.checks import InputError
 from lfom.core.hosts import place, writes
 from lfom.started import INTERRUPTED
 
-FAILURES = ("refused", "damaged", "failed")
 COLOURS = {"holds": "green", "partly": "yellow", "fails": "red", "measured": "blue"}
 
 
@@ -50,8 +49,11 @@ def reproduce_command(
     placed(devices, hosts, coordinator, processes, process)
     from lfom.commands.together import reproduce_together
     from lfom.experiments import EXPERIMENTS
-    from lfom.reproduction import Interrupted, reproduce
+    from lfom.experiments.workbench import PRESETS
+    from lfom.reproduction import CHOICES, FAILURES, Interrupted, reproduce
 
+    checks.known("--preset", preset, PRESETS)
+    checks.known("--training", training, CHOICES)
     every = [
         checks.seed("--seeds" if seeds else "--seed", one) for one in (_numbers(seeds) if seeds else [seed])
     ]
@@ -134,6 +136,7 @@ def _numbers(seeds: str) -> list[int]:
 
 def _show(done: list[Any], claims: list[tuple[str, Any]], out: Path, seconds: float) -> None:
     from lfom.report.figures import WITHOUT, can_draw
+    from lfom.reproduction import FAILURES
 
     console = Console()
     table = Table("claim", "experiment", "verdict")

@@ -16,7 +16,7 @@ from lfom.core.arrays import as_array, numpy_or_jax, on_host
 from lfom.core.checks import InputError, instance, known
 from lfom.core.kernels import Kernel
 from lfom.core.memories import Memory
-from lfom.core.parameters import dimension, parameter, part
+from lfom.core.parameters import check_arrays, dimension, parameter, part
 from lfom.core.problems import Problem, Quadratic
 from lfom.core.readers import Reader
 from lfom.core.states import Direction, Track, common, common_views, one_kernel
@@ -359,6 +359,9 @@ class Method(Algorithm):
     layers: int = eqx.field(static=True)  # type: ignore[misc]  # mypy takes `part` for a default
     learned: Learned | None = None
 
+    def __check_init__(self) -> None:
+        check_arrays(self)
+
     @property
     def depth(self) -> int:
         return self.layers
@@ -500,6 +503,7 @@ class Mixture(Algorithm):
 
     def __check_init__(self) -> None:
         known("gating", self.gating, GATINGS)
+        check_arrays(self)
 
     @property
     def depth(self) -> int:

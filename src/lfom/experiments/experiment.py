@@ -62,3 +62,12 @@ def experiments_in(module: ModuleType) -> list[Experiment]:
     kinds = [one for one in found if isinstance(one, type) and issubclass(one, Experiment) and one.name]
     own = [kind for kind in kinds if kind.__module__ == module.__name__ and kind not in map(type, made)]
     return [*made, *(kind() for kind in own if not inspect.signature(kind).parameters)]
+
+
+def nameless_in(module: ModuleType) -> list[str]:
+    """Classes of a module that would be experiments if they had a name: others neither inherit from them nor make them."""
+    found: list[Any] = list(vars(module).values())
+    kinds = [one for one in found if isinstance(one, type) and issubclass(one, Experiment)]
+    used = {base for kind in kinds for base in kind.__mro__[1:]} | {type(one) for one in found}
+    own = [kind for kind in kinds if kind.__module__ == module.__name__ and kind not in used and not kind.name]
+    return [kind.__name__ for kind in own if not inspect.signature(kind).parameters]
