@@ -183,7 +183,11 @@ def test_a_state_of_another_fit_is_refused() -> None:
     lfom.fit(model, data, key=key, optimiser=adam, watch=lambda state, record: states.append(state))
     state = states[-1]
     cases: list[tuple[State, dict[str, Any], str]] = [
-        (state, {"depths": [1, 2]}, r"resume holds numbers of shape \(1, 1, \d+\), and this fit has \(1, 2, "),
+        (
+            state,
+            {"depths": [1, 2]},
+            r"resume holds numbers of shape \(1, 1, \d+\), and this fit has \(1, 2, ",
+        ),
         (replace(state, phase=3), {}, "resume is in phase 3, and this fit has 1"),
         (replace(state, step=1, extra={"normal": np.ones(2)}), {}, "resume holds no 'adam_0' of shape"),
     ]

@@ -391,7 +391,9 @@ def test_a_kind_of_ones_own_is_trained_alone() -> None:
 
 @pytest.mark.parametrize("value", [[0.5, 0.5], 0.5, None, "half"])
 def test_what_is_declared_and_no_array_is_refused_where_a_method_is_made(value: Any) -> None:
-    with pytest.raises(InputError, match=r"decay of Fading is .*must be an array of JAX. Pass jax.numpy.asarray"):
+    with pytest.raises(
+        InputError, match=r"decay of Fading is .*must be an array of JAX. Pass jax.numpy.asarray"
+    ):
         Method(Gradient(Identity()), Fading(value), 2)
     with pytest.raises(InputError, match="decay of Fading is"):  # in a part of a part
         Method(Signed(Gradient(Identity()), jnp.ones(2)), Fading(value), 2)
@@ -417,7 +419,9 @@ class Turned(Reader):
 def test_a_reader_for_another_d_ends_with_a_sentence() -> None:
     prompt, turn = make_prompt(0, N, D), jnp.ones((2, D + 3, D + 3))
     free = Method(Turned(turn), Fading(jnp.ones(())), 2)
-    message = rf"Turned.on_tokens cannot read a state of shape \({D + 1}, {N + 1}\) .*Build the reader for prompts"
+    message = (
+        rf"Turned.on_tokens cannot read a state of shape \({D + 1}, {N + 1}\) .*Build the reader for prompts"
+    )
     with pytest.raises(InputError, match=message):
         run(free, prompt)
     said = Method(Attention(turn, turn), Fading(jnp.ones(())), 2)

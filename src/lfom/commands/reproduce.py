@@ -16,7 +16,7 @@ from rich.table import Table
 
 from lfom.commands.announcing import announce, say
 from lfom.commands.hosts import Coordinator, Devices, Hosts, Process, Processes, placed
-from lfom.commands.options import AsJson, Cluster, Seed, print_json
+from lfom.commands.options import AsJson, Cluster, Seed, given, print_json
 from lfom.commands.telling import telling
 from lfom.core import checks
 from lfom.core.checks import InputError
@@ -27,6 +27,7 @@ COLOURS = {"holds": "green", "partly": "yellow", "fails": "red", "measured": "bl
 
 
 def reproduce_command(
+    context: typer.Context,
     experiments: Annotated[
         list[str] | None,
         typer.Argument(help="Experiments by name, or Python files with your own; all of ours by default."),
@@ -52,6 +53,10 @@ def reproduce_command(
     from lfom.experiments.workbench import PRESETS
     from lfom.reproduction import CHOICES, FAILURES, Interrupted, reproduce
 
+    if seeds and given(context, "seed"):
+        raise InputError(
+            f"--seed is {seed} beside --seeds {seeds}: name all of them in --seeds, or pass --seed alone."
+        )
     checks.known("--preset", preset, PRESETS)
     checks.known("--training", training, CHOICES)
     every = [

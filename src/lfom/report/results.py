@@ -186,7 +186,10 @@ def made_again(folder: Path) -> str:
         assert said.startswith("lfom reproduce ")
     except Exception:  # whatever is wrong with it: it is damaged
         name = shlex.quote(folder.name)
-        said, rest = f"lfom reproduce {name}", f" (an experiment of your own by its Python file, not by {name})"
+        said, rest = (
+            f"lfom reproduce {name}",
+            f" (an experiment of your own by its Python file, not by {name})",
+        )
     else:
         rest = ""
     force = "" if said.endswith(" --force") else " --force"

@@ -183,7 +183,9 @@ def _check_state(state: State, phases: list[Phase], size: tuple[int, int]) -> No
     """Whether a fit like this one can have been there. size: runs and depths."""
     check_history(state.history)
     if not 0 <= state.phase < len(phases):
-        raise InputError(f"resume is in phase {state.phase}, and this fit has {len(phases)}: go on with the same `train`.")
+        raise InputError(
+            f"resume is in phase {state.phase}, and this fit has {len(phases)}: go on with the same `train`."
+        )
     shape = (*size, vector_of(phases[state.phase].parameters.template).size)
     if np.shape(state.vectors) != shape:
         raise InputError(

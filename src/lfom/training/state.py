@@ -49,7 +49,7 @@ def check_history(history: Any) -> None:
 def kept_by(state: State, wanted: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
     """What an optimiser kept from pass to pass, with the shapes that it has."""
     for name, shape in wanted.items():
-        if np.shape(state.extra.get(name)) != shape:
+        if name not in state.extra or state.extra[name].shape != shape:
             raise InputError(
                 f"resume holds no {name!r} of shape {shape}: it is the state of another optimiser or model. Go on with the "
                 "one that it comes from."
