@@ -1,6 +1,8 @@
 """lfom reproduce: what is kept, what is made again, what is refused. The experiments here are tiny."""
 
+import ast
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -16,6 +18,7 @@ from typer.testing import CliRunner
 
 import lfom
 import lfom.reproduction
+from lfom import experiments as experiments_folder
 from lfom.cli import app
 from lfom.core.checks import InputError
 from lfom.experiments import EXPERIMENTS, experiment_named
@@ -26,6 +29,8 @@ from lfom.report.results import Claim, Row
 from lfom.reproduction import MARK, reproduce
 from lfom.training import Score
 from tests.test_files import full_disk
+
+DOCS = Path(__file__).parent.parent / "docs"
 
 
 def outcome(value: float = -1.0) -> Outcome:
@@ -315,3 +320,38 @@ def test_doubt_is_never_in_our_favour() -> None:
     assert not below(theirs, ours, 0.01)  # below on average, but within two standard errors
     assert below(theirs, score(0.2, 0.2), 0.01)
     assert not near(score(np.nan, 0.0), theirs, 1.0)
+
+
+def named_claims() -> dict[str, set[str]]:
+    """Patterns of the names that experiments give to what they test ("add", "test") and measure ("measure")."""
+    found: dict[str, set[str]] = {"add": set(), "test": set(), "measure": set()}
+    for path in sorted(Path(experiments_folder.__file__).parent.glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf8"))):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args):
+                continue
+            if node.func.attr in found and isinstance(node.args[0], ast.Constant | ast.JoinedStr):
+                parts = getattr(node.args[0], "values", [node.args[0]])
+                pattern = "".join(
+                    re.escape(part.value) if isinstance(part, ast.Constant) else ".+" for part in parts
+                )
+                found[node.func.attr].add(pattern)
+    return found
+
+
+def test_the_page_on_verdicts_names_claims_of_today() -> None:
+    claims, page = named_claims(), (DOCS / "verdicts.md").read_text("utf8")
+    tables = re.findall(r"^\| .*? \|$", page, re.MULTILINE)
+    told = {name for row in tables for name in re.findall(r"`([\w-]+)`", row)} - set(EXPERIMENTS)
+    assert len(told) > 15
+    for name in told:
+        kinds = ("measure",) if "distance-to-optimum" in name else ("add", "test")
+        assert any(re.fullmatch(one, name) for kind in kinds for one in claims[kind]), name
+
+
+def test_how_far_training_ends_from_the_optimum_is_no_claim() -> None:
+    claims = named_claims()
+    assert sum("distance-to-optimum" in one.replace("\\", "") for one in claims["measure"]) == 5
+    judged = [one.replace("\\", "") for one in claims["add"] | claims["test"]]
+    assert not [
+        one for one in judged if re.search("distance-to-optimum|reaches-optimum|gdpp-at-optimum", one)
+    ]
