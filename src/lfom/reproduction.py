@@ -28,6 +28,7 @@ from lfom.core.archive import versions
 from lfom.core.checks import InputError
 from lfom.core.files import own_folder, remove_partial, write_whole
 from lfom.core.user_code import module_of
+from lfom.core.words import brief
 from lfom.experiments import EXPERIMENTS, experiment_named
 from lfom.experiments.experiment import Experiment, experiments_in, nameless_in
 from lfom.experiments.workbench import ASKED_WITH, PRESETS, TRAININGS, Outcome, Workbench
@@ -47,6 +48,8 @@ Wanted = str | Path | Experiment | type[Experiment]
 class Done:
     """How one experiment ended: "made", "kept" (it was finished before), "refused" (there are other results in
     its place), "damaged" (they cannot be read), "failed", or "empty" (nothing to show for the training asked for)."""
+
+    __repr__ = brief
 
     name: str
     status: str

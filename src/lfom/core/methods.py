@@ -453,7 +453,7 @@ class Method(Algorithm):
 
     def __repr__(self) -> str:
         """In one line: what it is made of, or what it was learned from."""
-        facts, layers = self.learned, f"{self.layers} layers"
+        facts, layers = self.learned, f"{self.layers} layer{'s' * (self.layers != 1)}"
         if facts is None:
             return f"Method({type(self.reader).__name__}, {type(self.memory).__name__}, {layers})"
         return f"Method({facts.structure.name}, {layers}, learned from {facts.kind} of shape {facts.shape})"
