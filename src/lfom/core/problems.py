@@ -141,13 +141,14 @@ def read_as(like: Array, found: Any, name: str) -> Any:
 
 
 def asked(reader: Any, view: str, state: Any, shape: tuple[int, ...], problem: Any) -> Any:
-    """What a reader says in a view. One for other sizes, or with a slip, ends somewhere inside JAX: said with its name."""
+    """What a reader says in a view. A user's reader for other sizes, or with a slip, ends somewhere inside JAX: said with
+    its name."""
     name = f"{type(reader).__name__}.on_{view}"
     try:
         return getattr(reader, f"on_{view}")(state, problem)
-    except InputError:
-        raise
     except (TypeError, ValueError) as error:
+        if isinstance(error, InputError) or type(reader).__module__.startswith("lfom."):
+            raise
         reason = str(error).strip().split("\n")[0].rstrip(".")
         raise InputError(
             f"{name} cannot read a state of shape {shape} ({reason}). Build the reader for prompts of this size, pass prompts "

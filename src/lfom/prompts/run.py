@@ -72,7 +72,7 @@ def run(algorithm: Algorithm, prompt: Prompt | Problem, *, view: str | None = No
         return _on_kernel(algorithm, checked(prompt))
     try:
         found, finite = begun or _begun(algorithm, prompt, view)
-    except checks.InputError:
+    except (TypeError, ValueError):
         check_dimension(algorithm, prompt.X.shape[-1])  # says it by d, where d is known
         raise
     if is_concrete(finite) and not finite:
