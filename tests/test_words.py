@@ -70,7 +70,13 @@ def test_what_is_known_of_a_learned_method_is_one_line_however_many_steps_it_has
     accuracy = Accuracy(many, many, many, 10, "cross-validated")
     record = Record(12, 0, accuracy, tuple((f"structure {k}", 0.1) for k in range(9)))
     solver = LearnedSolver(lfom.gradient_descent(0.1, steps=30))
-    for part in (accuracy, record, Certificate(many, (0.1, 0.9), True, 0.5), solver, Done("a", "made", 1 / 3)):
+    for part in (
+        accuracy,
+        record,
+        Certificate(many, (0.1, 0.9), True, 0.5),
+        solver,
+        Done("a", "made", 1 / 3),
+    ):
         assert "\n" not in repr(part)
         assert len(repr(part)) <= LONGEST
 
