@@ -140,17 +140,23 @@ def read_as(like: Array, found: Any, name: str) -> Any:
     return found
 
 
+class Unreadable(InputError):
+    """A user's reader ends with an error inside JAX."""
+
+
 def asked(reader: Any, view: str, state: Any, shape: tuple[int, ...], problem: Any) -> Any:
     """What a reader says in a view. A user's reader for other sizes, or with a slip, ends somewhere inside JAX: said with
     its name."""
     name = f"{type(reader).__name__}.on_{view}"
     try:
         return getattr(reader, f"on_{view}")(state, problem)
+    except InputError:
+        raise
     except (TypeError, ValueError) as error:
-        if isinstance(error, InputError) or type(reader).__module__.startswith("lfom."):
+        if type(reader).__module__.startswith("lfom."):
             raise
         reason = str(error).strip().split("\n")[0].rstrip(".")
-        raise InputError(
+        raise Unreadable(
             f"{name} cannot read a state of shape {shape} ({reason}). Build the reader for prompts of this size, pass prompts "
             "that fit it, or repair it."
         ) from error

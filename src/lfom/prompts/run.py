@@ -18,7 +18,7 @@ from lfom.core.compiler import reads_back
 from lfom.core.kernels import check_semidefinite
 from lfom.core.methods import Algorithm, a_method
 from lfom.core.parameters import check_dimension, check_layers, leaves, replaced
-from lfom.core.problems import IterateProblem, JointGram, KernelMatrix, Problem
+from lfom.core.problems import IterateProblem, JointGram, KernelMatrix, Problem, Unreadable
 from lfom.core.states import VIEWS, NoSuchView, common
 from lfom.core.unroll import unroll
 from lfom.core.words import brief
@@ -72,8 +72,13 @@ def run(algorithm: Algorithm, prompt: Prompt | Problem, *, view: str | None = No
         return _on_kernel(algorithm, checked(prompt))
     try:
         found, finite = begun or _begun(algorithm, prompt, view)
-    except (TypeError, ValueError):
+    except Unreadable:
         check_dimension(algorithm, prompt.X.shape[-1])  # says it by d, where d is known
+        raise
+    except checks.InputError:
+        raise
+    except (TypeError, ValueError):
+        check_dimension(algorithm, prompt.X.shape[-1])
         raise
     if is_concrete(finite) and not finite:
         checked(prompt)  # says which number is not

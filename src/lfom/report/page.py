@@ -132,6 +132,7 @@ def _run(found: list[Result]) -> str:
 def _section(result: Result, shown: tuple[Panel, ...]) -> str:
     meta = result.meta
     figures = "\n".join(_figure(result, panel, index) for index, panel in enumerate(shown))
+    trained = f"<h3>How it was trained</h3>\n<p>{escape(meta.trained)}</p>" if meta.trained else ""
     settled = f"<h3>What it settles</h3>\n{own_claims(result)}" if result.claims else ""
     return f"""<section class="experiment" id="{escape(meta.experiment)}">
 <h2>{escape(meta.title)}</h2>
@@ -142,8 +143,7 @@ def _section(result: Result, shown: tuple[Panel, ...]) -> str:
 {settled}
 <h3>Numbers</h3>
 {"".join(numbers_table(panel) for panel in shown)}
-<h3>How it was trained</h3>
-<p>{escape(meta.trained)}</p>
+{trained}
 {_settings(result)}
 </section>"""
 
