@@ -332,7 +332,7 @@ def named_claims() -> dict[str, set[str]]:
             if node.func.attr in found and isinstance(node.args[0], ast.Constant | ast.JoinedStr):
                 parts = getattr(node.args[0], "values", [node.args[0]])
                 pattern = "".join(
-                    re.escape(part.value) if isinstance(part, ast.Constant) else ".+" for part in parts
+                    re.escape(str(part.value)) if isinstance(part, ast.Constant) else ".+" for part in parts
                 )
                 found[node.func.attr].add(pattern)
     return found
