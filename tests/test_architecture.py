@@ -4,9 +4,11 @@ docs/design.md draws the order of the folders; here it is checked, from the text
 """
 
 import ast
+import builtins
 import functools
 import pkgutil
 import re
+import symtable
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -100,6 +102,73 @@ def classes() -> dict[str, list[str]]:
 def test_no_class_name_is_defined_twice() -> None:
     assert len(classes()) > 100
     assert {name: where for name, where in classes().items() if len(where) > 1} == {}
+
+
+# Undefined names. Ruff and mypy would take the shapes in jaxtyping's strings for names, so that they are told not to look;
+# the compiler's own tables know which names a module uses, and leave texts alone.
+
+GIVEN = {*dir(builtins), "__file__", "__name__", "__doc__", "__path__", "__spec__", "__annotations__"}
+REPOSITORY = ROOT.parent.parent
+WRITTEN = [
+    path
+    for part in ("src", "tests", "docs", "examples", "benchmarks")
+    for path in sorted((REPOSITORY / part).rglob("*.py"))
+]
+
+
+def undefined(text: str, name: str) -> list[str]:
+    """Names that are read and that neither their function nor the module defines."""
+    top = symtable.symtable(text, name, "exec")
+    tables, todo = [], [top]
+    while todo:
+        tables.append(todo.pop())
+        todo += tables[-1].get_children()
+    known = GIVEN | {symbol.get_name() for symbol in top.get_symbols() if _is_defined(symbol)}
+    known |= {
+        symbol.get_name()
+        for table in tables
+        for symbol in table.get_symbols()
+        if symbol.is_declared_global() and symbol.is_assigned()
+    }
+    return sorted(
+        f"{name}: {symbol.get_name()} in {table.get_name()}"
+        for table in tables
+        for symbol in table.get_symbols()
+        if symbol.is_referenced()
+        and (symbol.is_global() or (table is top and not _is_defined(symbol)))
+        and symbol.get_name() not in known
+    )
+
+
+def _is_defined(symbol: symtable.Symbol) -> bool:
+    return symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()
+
+
+def test_no_name_is_undefined() -> None:
+    assert len(WRITTEN) > 200
+    wrong = [fault for path in WRITTEN for fault in undefined(path.read_text("utf8"), str(path))]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("print(absent)", 1),
+        ("def f():\n    return absent", 1),
+        ("def f():\n    return later\nlater = 1", 0),
+        ("def f(x: absent): pass", 1),
+        ("class A:\n    one = 1\n    def f(self): return one", 1),
+        ("class A:\n    one = 1\n    two = one\n    def f(self): return __class__", 0),
+        ("[x for x in range(3)]; print(x)", 1),
+        ("try:\n    1\nexcept ValueError as e:\n    print(e, __file__)", 0),
+        ("def f():\n    global made\n    made = 1\ndef g(): return made", 0),
+        ("from jaxtyping import Float\ndef f(x: Float[int, 'depth d']): pass", 0),
+        ("import os.path as p, sys\ndef f(): return p, sys, os", 1),
+        ("def f():\n    def g(): return x\n    x = 1\n    return g, lambda y: (x, y, z)", 1),
+    ],
+)
+def test_undefined_names_are_seen(text: str, count: int) -> None:
+    assert len(undefined(text, "made")) == count
 
 
 # Directions

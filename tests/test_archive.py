@@ -216,7 +216,9 @@ def test_commands_take_classes_of_a_user(tmp_path: Path) -> None:
     mine.write_text(textwrap.dedent(MINE))
     model = slow()
     vectors = np.stack([[vector_of(model)] * 2] * 2)
-    state = State(0, 0, 1, vectors, {}, ({"phase": "all"},))
+    state = State(
+        0, 0, 1, vectors, {}, ({"phase": "all", "number": 0, "level": 0, "step": 0, "log_loss": [[0.0]]},)
+    )
     row = {
         "depth": 1,
         "log_loss": 0.0,

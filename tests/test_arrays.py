@@ -95,10 +95,19 @@ def test_short_sums_as_loops_are_the_same(d: int, monkeypatch: pytest.MonkeyPatc
 
     once = value(M, v), *jax.grad(value, (0, 1))(M, v)
     monkeypatch.setattr(lfom.core.arrays, "sums_are_handed_over", lambda: True)
-    assert jax.default_backend() != "cpu" or "scan" in str(jax.make_jaxpr(matvec)(M, v))
+    assert jax.default_backend() != "cpu" or ("scan" in str(jax.make_jaxpr(matvec)(M, v))) == (d > 1)
     again = value(M, v), *jax.grad(value, (0, 1))(M, v)
     for found, wanted in zip(again, once, strict=True):
         np.testing.assert_allclose(found, wanted, atol=1e-13)
+
+
+def test_a_sum_of_one_term_is_no_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without jit jax 0.12 refuses loops over nothing."""
+    monkeypatch.setattr(lfom.core.arrays, "sums_are_handed_over", lambda: True)
+    M, v = jnp.asarray(normal(0, 1, 1, 4)), jnp.asarray(normal(1, 1, 4))
+    assert "scan" not in str(jax.make_jaxpr(matvec)(M, v))
+    with jax.disable_jit():
+        np.testing.assert_allclose(matvec(M, v), M[0] * v, rtol=1e-6)
 
 
 def test_small_operations_act_on_the_leading_axes() -> None:

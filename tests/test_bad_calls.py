@@ -96,6 +96,9 @@ def nan_prompts() -> lfom.Prompt:
         (["train", "--heads", "1000000000"], "heads"),
         (["train", "--optimiser", "adam", "--steps", "1000000000000"], "steps is"),
         (["train", "--prompts", "1000000000000"], "prompts is"),
+        (["reproduce", "--seed", "3", "--seeds", "1,2"], "--seed is 3 beside --seeds 1,2"),
+        (["inspect", "one.npy", "--no-plot", "--plot", "a.png"], "--plot is a.png beside --no-plot"),
+        (["train", "--with", "mine.py"], "--with is mine.py: it tells which classes a checkpoint may hold"),
         (
             ["bench", "forward", "--problems", "3", "--seed", "1"],
             "--problems, --seed belong to `lfom bench solve`",

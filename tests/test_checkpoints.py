@@ -10,8 +10,10 @@ import jax
 import numpy as np
 import pytest
 import safetensors
+from typer.testing import CliRunner
 
 import lfom
+from lfom.cli import app
 from lfom.core import archive
 from lfom.core.checks import InputError
 from lfom.training import LeastSquares, State, fit
@@ -40,7 +42,14 @@ def checkpoint(dtype: str = "float32") -> Checkpoint:
         "adam_0": np.array(7, np.int32),
     }
     history = (
-        {"phase": "A", "level": 0, "step": 0, "prompts": 500, "log_loss": [[0.1, 1 / 3], [-1e-17, 2.5]]},
+        {
+            "phase": "A",
+            "number": 0,
+            "level": 0,
+            "step": 0,
+            "prompts": 500,
+            "log_loss": [[0.1, 1 / 3], [-1e-17, 2.5]],
+        },
     )
     return unfinished(state=State(1, 0, 3, vectors, extra, history))
 
@@ -154,3 +163,34 @@ def test_resuming_from_a_file_gives_the_same_bits_and_models(tmp_path: Path) -> 
         found.model(depth=3)
     with pytest.raises(InputError, match="no pass is done"):
         _ = first.fit
+
+
+@pytest.mark.parametrize("name", ["phase", "number", "level", "step", "log_loss"])
+def test_a_signed_file_with_other_rows_of_history_is_refused(path: Path, name: str) -> None:
+    good = checkpoint()
+    assert good.state is not None
+    row = {key: value for key, value in good.state.history[0].items() if key != name}
+    lfom.save(path, replace(good, state=replace(good.state, history=(row,))), force=True)
+    answer = CliRunner().invoke(app, ["train", "--resume", str(path)])
+    assert isinstance(answer.exception, InputError)
+    assert f"row 0 of its history has no '{name}'" in str(answer.exception)
+
+
+def test_a_state_of_another_fit_is_refused() -> None:
+    data, key, states = lfom.LinearRegression([1.0, 0.5], context=4), jax.random.key(0), list[State]()
+    model = lfom.memformer(2, 2, memory="register", key=key)
+    adam = lfom.Adam(steps=2, batch=8, resample=1)
+    lfom.fit(model, data, key=key, optimiser=adam, watch=lambda state, record: states.append(state))
+    state = states[-1]
+    cases: list[tuple[State, dict[str, Any], str]] = [
+        (
+            state,
+            {"depths": [1, 2]},
+            r"resume holds numbers of shape \(1, 1, \d+\), and this fit has \(1, 2, ",
+        ),
+        (replace(state, phase=3), {}, "resume is in phase 3, and this fit has 1"),
+        (replace(state, step=1, extra={"normal": np.ones(2)}), {}, "resume holds no 'adam_0' of shape"),
+    ]
+    for other, options, says in cases:
+        with pytest.raises(InputError, match=says):
+            lfom.fit(model, data, key=key, optimiser=adam, resume=other, **options)

@@ -13,7 +13,8 @@ from lfom.core import compiler
         ((0, 11, 2), "", compiler.PRODUCTS_ALONE),
         ((0, 11, 2), "--xla_dump_to=here", f"--xla_dump_to=here {compiler.PRODUCTS_ALONE}"),
         ((0, 11, 2), f"{compiler.FLAG}=", f"{compiler.FLAG}="),  # the user's own choice
-        ((0, 12, 0), "", ""),
+        ((0, 12, 0, 1), "", compiler.PRODUCTS_ALONE),
+        ((0, 12, 1), "", ""),
     ],
 )
 def test_the_flag_is_set_where_it_is_known_and_needed(
@@ -27,7 +28,7 @@ def test_the_flag_is_set_where_it_is_known_and_needed(
 
 def test_sums_of_an_unknown_version_are_taken_to_be_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XLA_FLAGS", raising=False)
-    monkeypatch.setattr(jax, "__version_info__", (0, 12, 0))
+    monkeypatch.setattr(jax, "__version_info__", (0, 12, 1))
     assert compiler.sums_are_handed_over()
     monkeypatch.setattr(jax, "__version_info__", (0, 10, 1))
     assert not compiler.sums_are_handed_over()

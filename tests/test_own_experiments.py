@@ -2,6 +2,7 @@
 stands in the report beside ours."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -105,6 +106,8 @@ def test_objects_and_classes_stand_beside_ours(tmp_path: Path) -> None:
 def test_names_that_cannot_be_used_are_refused_in_a_sentence(tmp_path: Path) -> None:
     empty = tmp_path / "empty.py"
     empty.write_text("x = 1")
+    nameless = tmp_path / "nameless.py"
+    nameless.write_text(MINE + "\nclass Forgotten(lfom.Experiment):\n    pass\n")
     cases: list[tuple[Any, str]] = [
         (type("A", (Plain,), {"name": "layers5"}), "name of one of our experiments"),
         (type("B", (Plain,), {"name": "../b"}), "a folder of that name"),
@@ -113,6 +116,7 @@ def test_names_that_cannot_be_used_are_refused_in_a_sentence(tmp_path: Path) -> 
         ([Plain, Plain], "two experiments have the name 'plain'"),
         ([3], "3 is no experiment"),
         (empty, "has no experiment"),
+        (nameless, r"Forgotten in .*nameless\.py has no name: .*name = 'forgotten'"),
         (tmp_path / "absent.py", "does not exist"),
         ("layer5", "layers5"),
     ]
@@ -231,3 +235,23 @@ def test_results_of_an_edited_file_are_not_taken_for_those_of_the_new_one(mine: 
     assert read_experiment(out / "one").rows[0].value == 2.0
     assert [item.status for item in reproduce([simple], out, force=True)] == ["made"]
     assert read_experiment(out / "one").rows[0].value == 3.0
+
+
+def test_damaged_results_name_the_file_and_the_folder_they_come_from(tmp_path: Path) -> None:
+    path, out = tmp_path / "my own.py", tmp_path / "results"
+    path.write_text(
+        "import lfom\nclass Mine(lfom.Experiment):\n    name = 'mine'\n    def run(self, bench):\n"
+        "        return lfom.Outcome([lfom.Row('c', 'none', 1.0, 2.0)], [])\n"
+    )
+    assert reproduce(path, out)[0].status == "made"
+    again = f"lfom reproduce '{path}' --preset quick --force --out {out}"
+    for file in ("curves.csv", "meta.json"):  # with the second one it says nothing of itself
+        (out / "mine" / file).write_text("junk")
+        (done,) = reproduce(path, out)
+        assert done.status == "damaged"
+        assert done.message.endswith(again)
+        if file == "curves.csv":
+            with pytest.raises(InputError, match=re.escape(again)):
+                read_experiment(out / "mine")
+    with pytest.raises(InputError, match=r"reproduce mine --force --out .* your own by its Python file"):
+        read_experiment(out / "mine")

@@ -77,6 +77,30 @@ def test_the_sdist_holds_what_a_checkout_does(built: Path) -> None:
         assert wanted in names
 
 
+def test_the_sdist_builds_the_same_wheel(built: Path, tmp_path: Path) -> None:
+    with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
+        archive.extractall(tmp_path, filter="data")
+    path = {"PYTHONPATH": str(built.parent / "hatch"), "PATH": "/usr/bin:/bin"}
+    (folder,) = tmp_path.iterdir()
+    made = run(
+        sys.executable,
+        "-m",
+        "hatchling",
+        "build",
+        "-t",
+        "wheel",
+        "-d",
+        tmp_path / "dist",
+        cwd=folder,
+        env=path,
+    )
+    assert made.returncode == 0, made.stdout + made.stderr
+    one, other = (zipfile.ZipFile(next(place.glob("*.whl"))) for place in (built, tmp_path / "dist"))
+    assert {file.filename: file.CRC for file in one.infolist()} == {
+        file.filename: file.CRC for file in other.infolist()
+    }
+
+
 def test_statements_are_verified_by_what_was_installed(environment: Path, tmp_path: Path) -> None:
     where = run(
         environment / "python", "-c", "import lfom; print(lfom.__file__, lfom.__version__)", cwd=tmp_path

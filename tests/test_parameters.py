@@ -387,3 +387,43 @@ def test_a_kind_of_ones_own_is_trained_alone() -> None:
         parameters(start, ["mines"])
     with pytest.raises(InputError, match="unknown parameter kind 'mine'"):
         parameters(plain, ["mine"])
+
+
+@pytest.mark.parametrize("value", [[0.5, 0.5], 0.5, None, "half"])
+def test_what_is_declared_and_no_array_is_refused_where_a_method_is_made(value: Any) -> None:
+    with pytest.raises(
+        InputError, match=r"decay of Fading is .*must be an array of JAX. Pass jax.numpy.asarray"
+    ):
+        Method(Gradient(Identity()), Fading(value), 2)
+    with pytest.raises(InputError, match="decay of Fading is"):  # in a part of a part
+        Method(Signed(Gradient(Identity()), jnp.ones(2)), Fading(value), 2)
+    with pytest.raises(InputError, match="weight of Signed is"):
+        Method(Signed(Gradient(Identity()), value), Fading(jnp.ones(())), 2)
+
+
+def test_scores_need_an_entry_per_layer_too() -> None:
+    method = Method(Gradient(Identity()), Forget(jnp.ones(1)), 2)
+    with pytest.raises(InputError, match="2 layers, but eta has entries for 1"):
+        evaluate({"mine": method}, DATA, prompts=10, key=jax.random.key(0))
+
+
+class Turned(Reader):
+    """A matrix of which no axis says that it is d."""
+
+    turn: jax.Array = parameter("mine", axes="layers first second")
+
+    def on_tokens(self, Z: jax.Array, problem: Any) -> jax.Array:
+        return self.turn @ Z
+
+
+def test_a_reader_for_another_d_ends_with_a_sentence() -> None:
+    prompt, turn = make_prompt(0, N, D), jnp.ones((2, D + 3, D + 3))
+    free = Method(Turned(turn), Fading(jnp.ones(())), 2)
+    message = (
+        rf"Turned.on_tokens cannot read a state of shape \({D + 1}, {N + 1}\) .*Build the reader for prompts"
+    )
+    with pytest.raises(InputError, match=message):
+        run(free, prompt)
+    said = Method(Attention(turn, turn), Fading(jnp.ones(())), 2)
+    with pytest.raises(InputError, match=rf"prompts have d = {D} covariates and the model d = {D + 2}"):
+        run(said, prompt)

@@ -1,6 +1,8 @@
 """lfom reproduce: what is kept, what is made again, what is refused. The experiments here are tiny."""
 
+import ast
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -16,6 +18,7 @@ from typer.testing import CliRunner
 
 import lfom
 import lfom.reproduction
+from lfom import experiments as experiments_folder
 from lfom.cli import app
 from lfom.core.checks import InputError
 from lfom.experiments import EXPERIMENTS, experiment_named
@@ -26,6 +29,8 @@ from lfom.report.results import Claim, Row
 from lfom.reproduction import MARK, reproduce
 from lfom.training import Score
 from tests.test_files import full_disk
+
+DOCS = Path(__file__).parent.parent / "docs"
 
 
 def outcome(value: float = -1.0) -> Outcome:
@@ -146,6 +151,10 @@ def test_a_failed_experiment_does_not_stop_the_others(experiments: Any, tmp_path
     assert statuses(found) == {"first": "failed", "second": "made"}
     assert "the loss is not finite" in found[0].message
     assert "FloatingPointError" in (out / "first.error.txt").read_text()
+    page = (out / "report.html").read_text()
+    assert "<code>first</code> failed: FloatingPointError: the loss is not finite" in page
+    reproduce(["second"], out)
+    assert "<code>first</code> failed in an earlier run" in (out / "report.html").read_text()
     answer = CliRunner().invoke(app, ["reproduce", "--out", str(out)])
     assert answer.exit_code == 1
     assert "first failed" in answer.output
@@ -232,6 +241,14 @@ def test_damaged_results_are_named_and_made_again_only_on_request(
     assert statuses(reproduce(["first"], out, force=True)) == {"first": "made"}
 
 
+def test_choices_are_told_before_any_work(tmp_path: Path) -> None:
+    for option, known in (("--training", "both, paper, converged"), ("--preset", "quick, full")):
+        answer = CliRunner().invoke(app, ["reproduce", option, "nope", "--out", str(tmp_path / "results")])
+        assert f"unknown {option} 'nope'" in str(answer.exception)
+        assert known in str(answer.exception)
+        assert answer.output == ""
+
+
 def test_an_unknown_experiment_gives_the_nearest_names(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="lfom_nonisotropic"):
         reproduce(["lfom_nonisotropc"], tmp_path / "results")
@@ -303,3 +320,38 @@ def test_doubt_is_never_in_our_favour() -> None:
     assert not below(theirs, ours, 0.01)  # below on average, but within two standard errors
     assert below(theirs, score(0.2, 0.2), 0.01)
     assert not near(score(np.nan, 0.0), theirs, 1.0)
+
+
+def named_claims() -> dict[str, set[str]]:
+    """Patterns of the names that experiments give to what they test ("add", "test") and measure ("measure")."""
+    found: dict[str, set[str]] = {"add": set(), "test": set(), "measure": set()}
+    for path in sorted(Path(experiments_folder.__file__).parent.glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf8"))):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args):
+                continue
+            if node.func.attr in found and isinstance(node.args[0], ast.Constant | ast.JoinedStr):
+                parts = getattr(node.args[0], "values", [node.args[0]])
+                pattern = "".join(
+                    re.escape(str(part.value)) if isinstance(part, ast.Constant) else ".+" for part in parts
+                )
+                found[node.func.attr].add(pattern)
+    return found
+
+
+def test_the_page_on_verdicts_names_claims_of_today() -> None:
+    claims, page = named_claims(), (DOCS / "verdicts.md").read_text("utf8")
+    tables = re.findall(r"^\| .*? \|$", page, re.MULTILINE)
+    told = {name for row in tables for name in re.findall(r"`([\w-]+)`", row)} - set(EXPERIMENTS)
+    assert len(told) > 15
+    for name in told:
+        kinds = ("measure",) if "distance-to-optimum" in name else ("add", "test")
+        assert any(re.fullmatch(one, name) for kind in kinds for one in claims[kind]), name
+
+
+def test_how_far_training_ends_from_the_optimum_is_no_claim() -> None:
+    claims = named_claims()
+    assert sum("distance-to-optimum" in one.replace("\\", "") for one in claims["measure"]) == 5
+    judged = [one.replace("\\", "") for one in claims["add"] | claims["test"]]
+    assert not [
+        one for one in judged if re.search("distance-to-optimum|reaches-optimum|gdpp-at-optimum", one)
+    ]

@@ -9,6 +9,10 @@ import pytest
 
 import lfom
 from lfom.core.words import LONGEST, brief
+from lfom.frontends.linear_solver import LearnedSolver
+from lfom.reproduction import Done
+from lfom.solving.certificate import Certificate
+from lfom.solving.records import Accuracy, Record
 from tests.bad_calls.good import good_calls, things
 
 MADE = (
@@ -59,6 +63,22 @@ def test_parts_and_results_are_one_line() -> None:
     for part in parts():
         assert "\n" not in repr(part)
         assert len(repr(part)) <= LONGEST_LINE
+
+
+def test_what_is_known_of_a_learned_method_is_one_line_however_many_steps_it_has() -> None:
+    many = tuple(np.linspace(0, 1, 100).tolist())
+    accuracy = Accuracy(many, many, many, 10, "cross-validated")
+    record = Record(12, 0, accuracy, tuple((f"structure {k}", 0.1) for k in range(9)))
+    solver = LearnedSolver(lfom.gradient_descent(0.1, steps=30))
+    for part in (
+        accuracy,
+        record,
+        Certificate(many, (0.1, 0.9), True, 0.5),
+        solver,
+        Done("a", "made", 1 / 3),
+    ):
+        assert "\n" not in repr(part)
+        assert len(repr(part)) <= LONGEST
 
 
 def test_what_is_as_by_default_is_not_said() -> None:

@@ -1,11 +1,11 @@
 """lfom: learned first-order methods, and the Transformers that run them."""
 
-import importlib
-from typing import Any
-
 from lfom.started import end_quietly_while_importing
 
 end_quietly_while_importing()  # before JAX, which takes seconds
+
+import importlib
+from typing import Any
 
 from lfom.adaptation import Adaptation, PerPrompt, adapt
 from lfom.core import coefficients, links, memories, preconditioners, problems, readers

@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,17 +28,19 @@ from lfom.core.archive import versions
 from lfom.core.checks import InputError
 from lfom.core.files import own_folder, remove_partial, write_whole
 from lfom.core.user_code import module_of
+from lfom.core.words import brief
 from lfom.experiments import EXPERIMENTS, experiment_named
-from lfom.experiments.experiment import Experiment, experiments_in
+from lfom.experiments.experiment import Experiment, experiments_in, nameless_in
 from lfom.experiments.workbench import ASKED_WITH, PRESETS, TRAININGS, Outcome, Workbench
 from lfom.report import draw_experiment, read_experiment, write_report, write_verdicts
 from lfom.report.folders import repair_folder, replace_folder
-from lfom.report.results import COLUMNS, SEEDS, Damaged
+from lfom.report.results import COLUMNS, ERROR, SEEDS, Damaged, elsewhere
 from lfom.scale.cluster import connected, spread
 
 MARK = ".lfom-results"  # a folder with this file is ours to write into
 AT_A_TIME = 2  # experiments
 CHOICES = {"both": tuple(TRAININGS), **{name: (name,) for name in TRAININGS}}  # --training
+FAILURES = ("refused", "damaged", "failed")  # how an experiment ends that has nothing to show
 Wanted = str | Path | Experiment | type[Experiment]
 
 
@@ -45,6 +48,8 @@ Wanted = str | Path | Experiment | type[Experiment]
 class Done:
     """How one experiment ended: "made", "kept" (it was finished before), "refused" (there are other results in
     its place), "damaged" (they cannot be read), "failed", or "empty" (nothing to show for the training asked for)."""
+
+    __repr__ = brief
 
     name: str
     status: str
@@ -102,8 +107,13 @@ def reproduce(
             asked = {"preset": preset, "training": training, "seed": one}
             done += _with_one_seed(found, folder, asked, force, Workbench(preset, one, say=say), client)
     damaged = [folders[item.seed] / item.name for item in done if item.status == "damaged"]
+    missing = {
+        item.name: f"{item.status}: {item.message}"
+        for item in done
+        if item.status in FAILURES and item.seed == seeds[0]
+    }
     try:
-        write_report(out, order=[*EXPERIMENTS, *found], leave_out=damaged)
+        write_report(out, [*EXPERIMENTS, *found], damaged, missing)
         if (out / SEEDS).exists():
             write_verdicts(out, leave_out=damaged)
     except InputError as error:
@@ -141,7 +151,13 @@ def wanted(experiments: Wanted | Iterable[Wanted]) -> dict[str, Experiment]:
 
 
 def _in_file(path: Path) -> list[Experiment]:
-    found = experiments_in(module_of(path))
+    module = module_of(path)
+    found, nameless = experiments_in(module), nameless_in(module)
+    if nameless:
+        raise InputError(
+            f"{nameless[0]} in {path} has no name: write a line such as name = {nameless[0].lower()!r} into the class, "
+            "under which its results are kept."
+        )
     if not found:
         raise InputError(f"{path} has no experiment: write a subclass of lfom.Experiment with a name in it.")
     for one in found:
@@ -178,7 +194,7 @@ def _with_one_seed(
     done: dict[str, Done] = {}
     for name, one in found.items():
         repair_folder(out / name)
-        if not force and (status := _what_is_there(out / name, asked | {"source": one.source})):
+        if not force and (status := _what_is_there(one, out / name, asked | {"source": one.source})):
             done[name] = Done(name, *status, seed=asked["seed"])
     begun = time.perf_counter()
     todo = [one for name, one in found.items() if name not in done]
@@ -195,7 +211,7 @@ def _with_one_seed(
     return [done[name] for name in found]
 
 
-def _what_is_there(folder: Path, asked: dict[str, Any]) -> tuple[str, float, str] | None:
+def _what_is_there(one: Experiment, folder: Path, asked: dict[str, Any]) -> tuple[str, float, str] | None:
     """Nothing (then it is made), the results asked for, others, or damaged ones; those are never re-made in
     silence."""
     if not folder.exists() or not any(folder.iterdir()):
@@ -205,8 +221,9 @@ def _what_is_there(folder: Path, asked: dict[str, Any]) -> tuple[str, float, str
     else:
         try:
             meta = asdict(read_experiment(folder).meta)
-        except InputError as error:
-            return "damaged", 0.0, str(error)
+        except Damaged as error:
+            again = _command(one, asked) + ("" if is_object(one) else elsewhere(folder.parent))
+            return "damaged", 0.0, str(Damaged(error.path, error.fault, again))
         if all(meta[key] == value for key, value in asked.items()):
             return "kept", 0.0, ""
         if all(meta[key] == asked[key] for key in asked if key != "source"):
@@ -268,7 +285,7 @@ def _outcomes(todo: Sequence[Experiment], bench: Workbench, chosen: Sequence[str
 def _check_travels(experiments: Iterable[Experiment]) -> None:
     """Workers find experiments by name or in a file."""
     for one in experiments:
-        if not one.file and one.name not in EXPERIMENTS:
+        if is_object(one):
             raise InputError(
                 f"{one.name} is an object of this process, which workers do not have: write it to a Python file, and pass "
                 "its path."
@@ -347,11 +364,11 @@ def _record(
     except InputError as error:
         return "failed", seconds, str(error)
     except Exception as error:
-        path = out / f"{one.name}.error.txt"
+        path = out / f"{one.name}{ERROR}"
         with suppress(InputError):  # the sentence below is what counts
             write_whole(path, traceback.format_exc().encode())
         return "failed", seconds, f"{type(error).__name__}: {error} (all of it in {path})"
-    (out / f"{one.name}.error.txt").unlink(missing_ok=True)  # of an earlier run
+    (out / f"{one.name}{ERROR}").unlink(missing_ok=True)  # of an earlier run
     return "made", seconds, ""
 
 
@@ -416,11 +433,16 @@ def _write(
 
 def _command(one: Experiment, asked: dict[str, Any]) -> str:
     """What makes it again."""
-    if not one.file and one.name not in EXPERIMENTS:
+    if is_object(one):
         return f"lfom.reproduce({type(one).__name__}(), preset={asked['preset']!r}, seed={asked['seed']}, force=True)"
     usual = {"training": "both", "seed": 0}
     options = "".join(f" --{key} {asked[key]}" for key in usual if asked[key] != usual[key])
-    return f"lfom reproduce {one.file or one.name} --preset {asked['preset']}{options} --force"
+    return f"lfom reproduce {shlex.quote(one.file or one.name)} --preset {asked['preset']}{options} --force"
+
+
+def is_object(one: Experiment) -> bool:
+    """Whether it is an experiment of this process alone, which no command finds."""
+    return not one.file and one.name not in EXPERIMENTS
 
 
 def _csv(name: str, outcome: Outcome) -> str:

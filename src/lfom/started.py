@@ -6,12 +6,9 @@ lfom is left alone.
 
 import itertools
 import os
-import signal
+import signal  # of the standard library as little as can be: whatever is imported here can still be interrupted
 import sys
-import threading
 import time
-from pathlib import Path
-from typing import Any
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 BEGUN = time.perf_counter(), time.process_time()  # now, and the time that this process has worked until now
@@ -27,20 +24,23 @@ def is_command(argv: list[str], original: list[str]) -> bool:
     >>> is_command(["train.py"], ["python", "train.py"]), is_command(["-c"], ["python", "-c", "import lfom"])
     (False, False)
     """
-    by_name = bool(argv) and Path(argv[0]).name in ("lfom", "lfom.exe")
+    by_name = bool(argv) and os.path.basename(argv[0]) in ("lfom", "lfom.exe")
     as_module = argv[:1] == ["-m"] and any(pair == ("-m", "lfom") for pair in itertools.pairwise(original))
     return by_name or as_module
 
 
-def end(number: int = 0, frame: Any = None) -> None:
+def end(number: int = 0, frame: object = None) -> None:
     """End now, whatever is being imported."""
     os._exit(INTERRUPTED)
 
 
 def end_quietly_while_importing() -> None:
     """To be called first of all."""
-    if is_command(sys.argv, sys.orig_argv) and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, end)
+    if is_command(sys.argv, sys.orig_argv):
+        try:
+            signal.signal(signal.SIGINT, end)
+        except ValueError:  # in another thread than the main one, where signals are nobody's
+            return
 
 
 def imported() -> None:

@@ -29,6 +29,8 @@ def inspect_command(
     as_json: AsJsonTables = False,
 ) -> None:
     """Show a learned method: family, expected accuracy per step, certificate; and plot them."""
+    if no_plot and plot is not None:
+        raise InputError(f"--plot is {plot} beside --no-plot: leave one of them out.")
     figure = None if no_plot else (plot or method.with_suffix(".png"))
     if figure is not None:
         inputs = [method, *(with_ or [])]

@@ -16,18 +16,18 @@ from rich.table import Table
 
 from lfom.commands.announcing import announce, say
 from lfom.commands.hosts import Coordinator, Devices, Hosts, Process, Processes, placed
-from lfom.commands.options import AsJson, Cluster, Seed, print_json
+from lfom.commands.options import AsJson, Cluster, Seed, given, print_json
 from lfom.commands.telling import telling
 from lfom.core import checks
 from lfom.core.checks import InputError
 from lfom.core.hosts import place, writes
 from lfom.started import INTERRUPTED
 
-FAILURES = ("refused", "damaged", "failed")
 COLOURS = {"holds": "green", "partly": "yellow", "fails": "red", "measured": "blue"}
 
 
 def reproduce_command(
+    context: typer.Context,
     experiments: Annotated[
         list[str] | None,
         typer.Argument(help="Experiments by name, or Python files with your own; all of ours by default."),
@@ -50,8 +50,15 @@ def reproduce_command(
     placed(devices, hosts, coordinator, processes, process)
     from lfom.commands.together import reproduce_together
     from lfom.experiments import EXPERIMENTS
-    from lfom.reproduction import Interrupted, reproduce
+    from lfom.experiments.workbench import PRESETS
+    from lfom.reproduction import CHOICES, FAILURES, Interrupted, reproduce
 
+    if seeds and given(context, "seed"):
+        raise InputError(
+            f"--seed is {seed} beside --seeds {seeds}: name all of them in --seeds, or pass --seed alone."
+        )
+    checks.known("--preset", preset, PRESETS)
+    checks.known("--training", training, CHOICES)
     every = [
         checks.seed("--seeds" if seeds else "--seed", one) for one in (_numbers(seeds) if seeds else [seed])
     ]
@@ -134,6 +141,7 @@ def _numbers(seeds: str) -> list[int]:
 
 def _show(done: list[Any], claims: list[tuple[str, Any]], out: Path, seconds: float) -> None:
     from lfom.report.figures import WITHOUT, can_draw
+    from lfom.reproduction import FAILURES
 
     console = Console()
     table = Table("claim", "experiment", "verdict")

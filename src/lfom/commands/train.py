@@ -130,6 +130,11 @@ def train_command(
         if path.resolve() != resume.resolve():
             _writable(path, force, with_)
     else:
+        if with_:
+            raise InputError(
+                f"--with is {with_[0]}: it tells which classes a checkpoint may hold, and nothing is read without --resume. "
+                "Leave it out; models of your own are trained from Python (lfom.fit)."
+            )
         eigenvalues, wanted = _spectrum(spectrum), _depths(depths)
         data = regressions(
             eigenvalues,
@@ -166,7 +171,7 @@ def train_command(
 
         check_affordable(phases_of, len(eigenvalues), wanted, data.runs or 1)
         path = Path("model.safetensors") if out is None else out
-        _writable(path, force, with_)
+        _writable(path, force, None)
     job = Job(checkpoint, path, licence, as_json, Console(stderr=True), with_ or [])
     raise typer.Exit(job.run())
 

@@ -90,6 +90,8 @@ def _inner_sum(left: Array, right: Array) -> Array:
     if not on_cpu or (left.shape[1] <= ONE_SUM and not sums_are_handed_over()):
         return jnp.sum(left * right, axis=1)
     left, right = jnp.moveaxis(left, 1, 0), jnp.moveaxis(right, 1, 0)
+    if len(left) == 1 or len(right) == 1:  # jax.disable_jit knows no loop over nothing
+        return jnp.sum(left * right, axis=0)
 
     def add(total: Array, factors: tuple[Array, Array]) -> tuple[Array, None]:
         return total + factors[0] * factors[1], None

@@ -321,6 +321,9 @@ def probabilities(name: str, value: object) -> Array:
     return array
 
 
+FEW = 6  # names that are all told, beside the nearest
+
+
 def known(name: str, value: Any, choices: Iterable[str]) -> str:
     """`value` if it is one of `choices`; otherwise an error with the nearest names."""
     options = list(choices)
@@ -329,5 +332,6 @@ def known(name: str, value: Any, choices: Iterable[str]) -> str:
     if not isinstance(value, str):
         raise InputError(f"{name} is {shown(value)}: it must be a text. Pass one of {', '.join(options)}.")
     near = difflib.get_close_matches(str(value), options, n=3, cutoff=0.4)
-    hint = f"Did you mean {' or '.join(near)}?" if near else f"Known: {', '.join(options)}."
+    meant, every = f"Did you mean {' or '.join(near)}?", f"Known: {', '.join(options)}."
+    hint = every if not near else meant if len(options) > FEW else f"{meant} {every}"
     raise InputError(f"unknown {name} {value!r}. {hint}")

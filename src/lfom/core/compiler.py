@@ -14,7 +14,11 @@ import equinox as eqx
 import jax
 
 FIRST_HANDED_OVER = (0, 10, 2)
-FIRST_NOT_TRIED = (0, 12)  # a flag that jaxlib does not know ends the process, so newer ones are left alone
+FIRST_NOT_TRIED = (
+    0,
+    12,
+    1,
+)  # a flag that jaxlib does not know ends the process, so newer ones are left alone
 FLAG = "--xla_cpu_experimental_ynn_fusion_type"
 PRODUCTS_ALONE = f"{FLAG}=LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"
 

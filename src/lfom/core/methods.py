@@ -16,7 +16,7 @@ from lfom.core.arrays import as_array, numpy_or_jax, on_host
 from lfom.core.checks import InputError, instance, known
 from lfom.core.kernels import Kernel
 from lfom.core.memories import Memory
-from lfom.core.parameters import dimension, parameter, part
+from lfom.core.parameters import check_arrays, dimension, parameter, part
 from lfom.core.problems import Problem, Quadratic
 from lfom.core.readers import Reader
 from lfom.core.states import Direction, Track, common, common_views, one_kernel
@@ -359,6 +359,9 @@ class Method(Algorithm):
     layers: int = eqx.field(static=True)  # type: ignore[misc]  # mypy takes `part` for a default
     learned: Learned | None = None
 
+    def __check_init__(self) -> None:
+        check_arrays(self)
+
     @property
     def depth(self) -> int:
         return self.layers
@@ -450,7 +453,7 @@ class Method(Algorithm):
 
     def __repr__(self) -> str:
         """In one line: what it is made of, or what it was learned from."""
-        facts, layers = self.learned, f"{self.layers} layers"
+        facts, layers = self.learned, f"{self.layers} layer{'s' * (self.layers != 1)}"
         if facts is None:
             return f"Method({type(self.reader).__name__}, {type(self.memory).__name__}, {layers})"
         return f"Method({facts.structure.name}, {layers}, learned from {facts.kind} of shape {facts.shape})"
@@ -500,6 +503,7 @@ class Mixture(Algorithm):
 
     def __check_init__(self) -> None:
         known("gating", self.gating, GATINGS)
+        check_arrays(self)
 
     @property
     def depth(self) -> int:

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lfom.core.arrays import as_array, on_host
-from lfom.core.checks import InputError
+from lfom.core.checks import InputError, shown
 
 LAYERS = "layers"  # the axis that counts layers: a layer sees its own entry only
 PAST = "past"  # the axis that counts stored directions: a layer sees all of it
@@ -36,6 +36,7 @@ class Declaration:
     unread: Mask | None = None
     scales: str | Mask | None = None
     sets_scale: bool = False
+    is_part: bool = False
 
 
 def parameter(
@@ -92,7 +93,7 @@ def part(
     >>> Twice(lfom.memories.Forget(jnp.ones(3))).one.eta.shape
     (3,)
     """
-    return _declared(Declaration(kind, axes, unread, scales, sets_scale), options)
+    return _declared(Declaration(kind, axes, unread, scales, sets_scale, is_part=True), options)
 
 
 def _declared(declaration: Declaration, options: dict[str, Any]) -> Any:
@@ -229,9 +230,30 @@ def dimension(tree: Any) -> int | None:
     return known.get("d", known.get("size"))
 
 
+def check_arrays(node: Any) -> None:
+    """What is declared as a parameter must be an array of JAX: anything else would be a constant without a word, or end
+    somewhere inside a layer."""
+    for field in dataclasses.fields(node):
+        said, value = field.metadata.get("lfom"), getattr(node, field.name)
+        if said is None:
+            continue
+        if said.is_part:
+            for one in value if isinstance(value, list | tuple) else (value,):
+                if dataclasses.is_dataclass(one):
+                    check_arrays(one)
+        elif not eqx.is_array(value):
+            raise InputError(
+                f"{field.name} of {type(node).__name__} is {shown(value)}: it is declared as a parameter, which must be an "
+                "array of JAX. Pass jax.numpy.asarray(...) of numbers."
+            )
+
+
 def check_dimension(tree: Any, d: int, name: str = "the model", stacked: bool = False) -> None:
-    """A method for another number of covariates than the prompts have. stacked: it is one of several runs, with their
+    """A method for another number of covariates than the prompts have, or with fewer entries than layers. stacked: it is one of several runs, with their
     axis in front, and is looked at by its shapes where it is run."""
+    depth = None if stacked else getattr(tree, "depth", None)
+    if depth is not None:
+        check_layers(tree, depth)
     found = None if stacked else dimension(tree)
     if found is not None and found != d:
         raise InputError(

@@ -136,6 +136,28 @@ def read_as(like: Array, found: Any, name: str) -> Any:
     return found
 
 
+class Unreadable(InputError):
+    """A user's reader ends with an error inside JAX."""
+
+
+def asked(reader: Any, view: str, state: Any, shape: tuple[int, ...], problem: Any) -> Any:
+    """What a reader says in a view. A user's reader for other sizes, or with a slip, ends somewhere inside JAX: said with
+    its name."""
+    name = f"{type(reader).__name__}.on_{view}"
+    try:
+        return getattr(reader, f"on_{view}")(state, problem)
+    except InputError:
+        raise
+    except (TypeError, ValueError) as error:
+        if type(reader).__module__.startswith("lfom."):
+            raise
+        reason = str(error).strip().split("\n")[0].rstrip(".")
+        raise Unreadable(
+            f"{name} cannot read a state of shape {shape} ({reason}). Build the reader for prompts of this size, pass prompts "
+            "that fit it, or repair it."
+        ) from error
+
+
 def read_along(state: Iterate, found: Direction, name: str) -> Direction:
     """The same for a direction of iterates."""
     read_as(state.context.w, found.context.w, name)
@@ -145,7 +167,8 @@ def read_along(state: Iterate, found: Direction, name: str) -> Direction:
 def read_tokens(reader: Any, Z: Array, problem: Problem) -> Array:
     """What a reader makes of tokens, which is added to them."""
     with jax.default_matmul_precision("highest"):  # products of a GPU keep three digits otherwise
-        return read_as(Z, reader.on_tokens(Z, problem), f"{type(reader).__name__}.on_tokens")
+        found = asked(reader, "tokens", Z, Z.shape, problem)
+        return read_as(Z, found, f"{type(reader).__name__}.on_tokens")
 
 
 class Tokens(Problem):
@@ -286,7 +309,8 @@ class IterateProblem(Problem):
         return self.gradient(w) if step.image is None else gradient + step.image
 
     def read(self, reader: Any, state: Iterate) -> Direction:
-        return read_along(state, reader.on_iterates(state, self), f"{type(reader).__name__}.on_iterates")
+        found = asked(reader, "iterates", state, state.context.w.shape, self)
+        return read_along(state, found, f"{type(reader).__name__}.on_iterates")
 
     def times(self, coefficient: Any, direction: Direction) -> Direction:
         return coefficient.on_iterates(direction)
@@ -429,7 +453,8 @@ class KernelMatrix(Quadratic):
         return KernelMatrix(K[:-1] / n, y / n, K[-1:], target[None])
 
     def read(self, reader: Any, state: Iterate) -> Direction:
-        return read_along(state, reader.on_kernel(state, self), f"{type(reader).__name__}.on_kernel")
+        found = asked(reader, "kernel", state, state.context.w.shape, self)
+        return read_along(state, found, f"{type(reader).__name__}.on_kernel")
 
     def times(self, coefficient: Any, direction: Direction) -> Direction:
         return coefficient.on_kernel(direction)
@@ -487,7 +512,8 @@ class JointGram(Problem):
         return state + step
 
     def read(self, reader: Any, state: Columns) -> Columns:
-        found, name = reader.on_joint(state, self), f"{type(reader).__name__}.on_joint"
+        name = f"{type(reader).__name__}.on_joint"
+        found = asked(reader, "joint", state, state.context.shape, self)
         return Columns(
             read_as(state.context, found.context, name),
             read_as(state.query, found.query, f"{name}, of the query,"),

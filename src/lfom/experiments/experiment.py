@@ -5,7 +5,6 @@ import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from lfom.experiments.workbench import TRAININGS, Outcome, Training, Workbench
 
@@ -57,8 +56,21 @@ class Experiment:
 
 def experiments_in(module: ModuleType) -> list[Experiment]:
     """Every experiment of a module: objects, and the classes that it defines with a name and without arguments."""
-    found: list[Any] = list(vars(module).values())
-    made = [one for one in found if isinstance(one, Experiment)]
-    kinds = [one for one in found if isinstance(one, type) and issubclass(one, Experiment) and one.name]
-    own = [kind for kind in kinds if kind.__module__ == module.__name__ and kind not in map(type, made)]
-    return [*made, *(kind() for kind in own if not inspect.signature(kind).parameters)]
+    made = [one for one in vars(module).values() if isinstance(one, Experiment)]
+    return [*made, *(kind() for kind in _classes_in(module) if kind.name and kind not in map(type, made))]
+
+
+def nameless_in(module: ModuleType) -> list[str]:
+    """Classes of a module that would be experiments if they had a name: others neither inherit from them nor make them."""
+    things = list(vars(module).values())
+    used = {base for one in things if isinstance(one, type) for base in one.__mro__[1:]} | set(
+        map(type, things)
+    )
+    return [kind.__name__ for kind in _classes_in(module) if not kind.name and kind not in used]
+
+
+def _classes_in(module: ModuleType) -> list[type[Experiment]]:
+    """Classes of experiments that a module defines, and that need no arguments."""
+    kinds = [one for one in vars(module).values() if isinstance(one, type) and issubclass(one, Experiment)]
+    own = [kind for kind in kinds if kind.__module__ == module.__name__]
+    return [kind for kind in own if not inspect.signature(kind).parameters]

@@ -13,6 +13,7 @@ from jax.flatten_util import ravel_pytree
 from lfom.core.checks import InputError
 from lfom.core.methods import Algorithm
 from lfom.core.problems import IterateProblem, Operator, Quadratic
+from lfom.core.words import brief
 from lfom.solving import kinds, statuses
 from lfom.solving.problems import fitting
 from lfom.solving.program import program_of
@@ -36,6 +37,8 @@ class LearnedSolver(lx.AbstractLinearSolver[State]):
     status below zero is `singular`, `stagnation` or `nonfinite_input`; a tolerance not met is
     `max_steps_reached`.
     """
+
+    __repr__ = brief
 
     method: Algorithm
     steps: int | None = eqx.field(static=True)

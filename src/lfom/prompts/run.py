@@ -17,8 +17,8 @@ from lfom.core.checks import is_concrete
 from lfom.core.compiler import reads_back
 from lfom.core.kernels import check_semidefinite
 from lfom.core.methods import Algorithm, a_method
-from lfom.core.parameters import check_layers, leaves, replaced
-from lfom.core.problems import IterateProblem, JointGram, KernelMatrix, Problem
+from lfom.core.parameters import check_dimension, check_layers, leaves, replaced
+from lfom.core.problems import IterateProblem, JointGram, KernelMatrix, Problem, Unreadable
 from lfom.core.states import VIEWS, NoSuchView, common
 from lfom.core.unroll import unroll
 from lfom.core.words import brief
@@ -70,7 +70,16 @@ def run(algorithm: Algorithm, prompt: Prompt | Problem, *, view: str | None = No
     view = _view(algorithm, prompt, view)
     if view == "kernel":
         return _on_kernel(algorithm, checked(prompt))
-    found, finite = begun or _begun(algorithm, prompt, view)
+    try:
+        found, finite = begun or _begun(algorithm, prompt, view)
+    except Unreadable:
+        check_dimension(algorithm, prompt.X.shape[-1])  # says it by d, where d is known
+        raise
+    except checks.InputError:
+        raise
+    except (TypeError, ValueError):
+        check_dimension(algorithm, prompt.X.shape[-1])
+        raise
     if is_concrete(finite) and not finite:
         checked(prompt)  # says which number is not
     if begun and finite is not True and is_concrete(finite):

@@ -2,7 +2,7 @@
 
 import base64
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from html import escape
 from importlib import resources
 from pathlib import Path
@@ -13,25 +13,38 @@ from lfom.core.checks import InputError
 from lfom.core.files import write_whole
 from lfom.report.figures import draw_experiment
 from lfom.report.groups import OURS, PAPER, YOURS, by_owner, claims_by_group
-from lfom.report.results import VERDICTS, Result, read_results
+from lfom.report.results import ERROR, VERDICTS, Result, read_results
 from lfom.report.series import Panel, Point, Series, error_note, panels
 from lfom.report.style import colour, duration, number, position
 from lfom.report.tables import claim_tables, numbers_table, own_claims
 
 
-def write_report(results: Path, order: Sequence[str] = (), leave_out: Collection[Path] = ()) -> Path:
+def write_report(
+    results: Path,
+    order: Sequence[str] = (),
+    leave_out: Collection[Path] = (),
+    missing: Mapping[str, str] | None = None,
+) -> Path:
     """Write results/report.html over all finished experiments, as `read_results` finds them; if one is damaged,
-    an earlier report stays as it is."""
+    an earlier report stays as it is. missing: experiments that have nothing to show, and why."""
     results = Path(results)
     if not results.is_dir():
         raise InputError(f"{results} is not a folder: make the results first with lfom reproduce.")
     found = read_results(results, order, leave_out)
     path = results / "report.html"
-    write_whole(path, render(found).encode())
+    write_whole(path, render(found, _failed_before(results) | dict(missing or {})).encode())
     return path
 
 
-def render(found: list[Result]) -> str:
+def _failed_before(results: Path) -> dict[str, str]:
+    """Experiments that failed in an earlier run, and have not been made since."""
+    return {
+        file.name.removesuffix(ERROR): f"failed in an earlier run (all of it in {file.name})"
+        for file in sorted(results.glob(f"*{ERROR}"))
+    }
+
+
+def render(found: list[Result], missing: Mapping[str, str] | None = None) -> str:
     """The page as text."""
     slots = {series.colour for result in found for panel in panels(result) for series in panel.series}
     return Template(_part("template.html")).substitute(
@@ -40,11 +53,22 @@ def render(found: list[Result]) -> str:
         dark=_colours(slots, dark=True),
         script=_part("page.js"),
         counts=_counts(found),
+        missing=_missing(missing or {}),
         run=_run(found),
         claims=claim_tables(found),
         contents="\n".join(_contents(owner, results) for owner, results in by_owner(found).items()),
         experiments="\n".join(_owned(owner, results) for owner, results in by_owner(found).items()),
     )
+
+
+def _missing(missing: Mapping[str, str]) -> str:
+    """What a reader would look for in vain."""
+    if not missing:
+        return ""
+    lines = "\n".join(
+        f"<li><code>{escape(name)}</code> {escape(why)}</li>" for name, why in sorted(missing.items())
+    )
+    return f'<section class="missing" aria-label="Not in this report">\n<h2>Not in this report</h2>\n<ul>\n{lines}\n</ul>\n</section>'
 
 
 def _contents(owner: str, results: list[Result]) -> str:
@@ -108,6 +132,7 @@ def _run(found: list[Result]) -> str:
 def _section(result: Result, shown: tuple[Panel, ...]) -> str:
     meta = result.meta
     figures = "\n".join(_figure(result, panel, index) for index, panel in enumerate(shown))
+    trained = f"<h3>How it was trained</h3>\n<p>{escape(meta.trained)}</p>" if meta.trained else ""
     settled = f"<h3>What it settles</h3>\n{own_claims(result)}" if result.claims else ""
     return f"""<section class="experiment" id="{escape(meta.experiment)}">
 <h2>{escape(meta.title)}</h2>
@@ -118,8 +143,7 @@ def _section(result: Result, shown: tuple[Panel, ...]) -> str:
 {settled}
 <h3>Numbers</h3>
 {"".join(numbers_table(panel) for panel in shown)}
-<h3>How it was trained</h3>
-<p>{escape(meta.trained)}</p>
+{trained}
 {_settings(result)}
 </section>"""
 

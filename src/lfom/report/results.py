@@ -8,6 +8,7 @@ import csv
 import io
 import json
 import math
+import shlex
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,6 +26,7 @@ SCORED_ON = ("fresh", "training prompts", "adaptation prompts")
 VERDICTS = ("holds", "fails", "partly")
 MEASURED = "measured"  # in place of a verdict: a number that nobody made a claim about
 SEEDS = "seeds"  # results/seeds/SEED/EXPERIMENT are those of further seeds
+ERROR = ".error.txt"  # results/EXPERIMENT.error.txt is the traceback of one that failed
 FLOOR = -60.0  # a log loss that is zero to rounding
 
 
@@ -171,10 +173,32 @@ def _by_seed(main: Result, others: Sequence[Result]) -> dict[str, dict[int, str]
 class Damaged(InputError):
     """A file of results that is not as it was written, and what is wrong with it."""
 
-    def __init__(self, path: Path, fault: str):
-        again = f"lfom reproduce {path.parent.name} --force"
+    def __init__(self, path: Path, fault: str, again: str = ""):
+        again = again or made_again(path.parent)
         super().__init__(f"{path} is damaged: {fault}. To make it again: {again}")
-        self.file, self.fault = path.name, fault
+        self.path, self.file, self.fault = path, path.name, fault
+
+
+def made_again(folder: Path) -> str:
+    """The command that makes the results of a folder again: what they say themselves, where that can be read."""
+    try:
+        said = json.loads((folder / "meta.json").read_bytes())["command"]
+        assert said.startswith("lfom reproduce ")
+    except Exception:  # whatever is wrong with it: it is damaged
+        name = shlex.quote(folder.name)
+        said, rest = (
+            f"lfom reproduce {name}",
+            f" (an experiment of your own by its Python file, not by {name})",
+        )
+    else:
+        rest = ""
+    force = "" if said.endswith(" --force") else " --force"
+    return said + force + elsewhere(folder.parent) + rest
+
+
+def elsewhere(out: Path) -> str:
+    """The option for a folder of results that is not the usual one."""
+    return "" if out == Path("results") else f" --out {shlex.quote(str(out))}"
 
 
 def _damaged(path: Path, fault: str) -> NoReturn:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from lfom.core.words import brief
 from lfom.solving import statuses
 from lfom.solving.records import Solution
 
@@ -16,6 +17,8 @@ MADE, KEPT, FAILED = "made", "kept", "failed"
 class PieceEnd:
     """How one piece ended: "made", "kept" (it was finished before) or "failed", with a message. problems: how many it has;
     failed: how many of them have a status that says so. statuses: how often each came."""
+
+    __repr__ = brief
 
     name: str
     how: str
@@ -44,6 +47,8 @@ class Summary:
     """What became of a stream. made, kept: pieces that were solved now, and that were finished before. problems: in both.
     failed_problems: those of them whose status says so. statuses: how often each came, with `meaning`. failed: pieces that
     could not be read, solved or written, each with the reason."""
+
+    __repr__ = brief
 
     made: int = 0
     kept: int = 0

@@ -20,6 +20,7 @@ from lfom.core.checks import InputError
 from lfom.core.methods import Algorithm
 from lfom.core.problems import Quadratic
 from lfom.core.unroll import unroll
+from lfom.core.words import brief
 
 INSIDE = 2_000  # points at which an interval is checked
 BLOCK = 4_096  # points that are computed at a time
@@ -31,6 +32,8 @@ class Certificate:
     """reach: after l = 1, 2, ... steps every eigenvalue of M A between 0 and reach[l-1] contracts.
     seen: the extreme eigenvalues of M A over the learning problems; exact, or estimated from inside by
     Lanczos. contraction: the largest |p_k| between them. Both None for a method that was not learned."""
+
+    __repr__ = brief
 
     reach: tuple[float, ...]
     seen: tuple[float, float] | None = None

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int
 
 from lfom.core.checks import InputError, is_concrete
 from lfom.core.methods import Algorithm
+from lfom.core.words import brief
 from lfom.solving import statuses
 
 
@@ -20,6 +21,8 @@ from lfom.solving import statuses
 class Accuracy:
     """Relative errors on held-out problems after 0, 1, ..., steps steps: the median, the quarter and
     three quarters of the problems. Energy norm for quadratics, excess loss for convex losses."""
+
+    __repr__ = brief
 
     median: tuple[float, ...]
     lower: tuple[float, ...]
@@ -48,6 +51,8 @@ class Bound:
 @dataclass(frozen=True)
 class Record:
     """Where a method comes from. scores: held-out loss (log of the geometric mean error) by name."""
+
+    __repr__ = brief
 
     learned_from: int
     seed: int

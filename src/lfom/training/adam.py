@@ -22,7 +22,7 @@ from lfom.core.problems import Problem
 from lfom.core.unroll import last_residual
 from lfom.core.vectors import Parameters
 from lfom.core.words import brief
-from lfom.training.state import Phase, Setting, State
+from lfom.training.state import Phase, Setting, State, kept_by
 
 LEFT_OUT = 0.1  # of the steps between two looks at the host may be left out, because a prompt overflows
 PER_STEP, PER_PROMPT = 1e6, 1e3  # operations of a step, and of a prompt in it, at the least
@@ -219,7 +219,8 @@ def run_adam(phase: Phase, adam: Adam, setting: Setting, state: State) -> State:
     fresh = jax.eval_shape(jax.vmap(jax.vmap(adam.optimiser().init)), trained)
     leaves, structure = jax.tree.flatten(fresh)
     if state.extra:
-        leaves = [as_array(np.asarray(state.extra[f"adam_{i}"], leaf.dtype)) for i, leaf in enumerate(leaves)]
+        kept = kept_by(state, {f"adam_{i}": leaf.shape for i, leaf in enumerate(leaves)})
+        leaves = [as_array(np.asarray(kept[f"adam_{i}"], leaf.dtype)) for i, leaf in enumerate(leaves)]
     else:  # Adam's moments and counts begin at zero
         leaves = [as_array(np.zeros(leaf.shape, leaf.dtype)) for leaf in leaves]
     moments = jax.tree.unflatten(structure, leaves)

@@ -25,6 +25,15 @@ from lfom.training.state import Phase, State
 
 OPTIMISERS = {"least-squares": LeastSquares, "adam": Adam}
 PER_RUN = 3e11  # operations of a run: five took 15 s on two cores
+SCORED = {
+    "depth",
+    "prompts",
+    "log_loss",
+    "stderr",
+    "spread",
+    "runs",
+    "reference",
+}  # what is shown of a row of scores
 USES = ("model", "rotations", "training", "evaluation", "optimum")  # what the seed is split into
 
 
@@ -55,6 +64,9 @@ class Checkpoint:
         seed_number(self.seed)
         if not self.data.runs or (self.finished and (self.state is None or not self.metrics)):
             raise InputError("it has no runs, or is finished without scores.")
+        for row in self.metrics:
+            if not isinstance(row, dict) or SCORED - set(row):
+                raise InputError(f"a row of its scores is without {', '.join(sorted(SCORED - set(row)))}.")
         if self.state is None:
             return
         if not 0 <= self.state.phase < len(self.phases):

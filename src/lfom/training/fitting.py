@@ -29,7 +29,7 @@ from lfom.core.words import in_words
 from lfom.training.adam import Adam
 from lfom.training.least_squares import LeastSquares
 from lfom.training.sources import check_data, sources
-from lfom.training.state import Phase, Setting, State, Tick, Watch
+from lfom.training.state import Phase, Setting, State, Tick, Watch, check_history
 
 NO_CLIP = 1e3  # gradients of the log of a loss are smaller
 FROM_RANDOM = {  # what attention of any kind is trained with: docs/attention.md
@@ -73,6 +73,7 @@ class Fit:
         _depths(self.template, self.depths)
         if not np.isfinite(self.vectors).all():
             raise InputError("its numbers are not all finite.")
+        check_history(self.history)
 
     @property
     def runs(self) -> int:
@@ -162,7 +163,9 @@ def fit(
     phases = plan(model, train, optimiser, start, data)
     setting = Setting(source, wanted, model.depth, key, watch, tick)
     state = resume
-    if state is None:
+    if state is not None:
+        _check_state(state, phases, (source.runs, len(wanted)))
+    else:
         state = State(0, 0, 0, _initial(models, setting, optimisers[0], start))
     for index in range(state.phase, len(phases)):
         phase = phases[index]
@@ -174,6 +177,21 @@ def fit(
     return Fit(
         phases[-1].parameters.template, wanted, state.vectors, state.history, time.perf_counter() - begun
     )
+
+
+def _check_state(state: State, phases: list[Phase], size: tuple[int, int]) -> None:
+    """Whether a fit like this one can have been there. size: runs and depths."""
+    check_history(state.history)
+    if not 0 <= state.phase < len(phases):
+        raise InputError(
+            f"resume is in phase {state.phase}, and this fit has {len(phases)}: go on with the same `train`."
+        )
+    shape = (*size, vector_of(phases[state.phase].parameters.template).size)
+    if np.shape(state.vectors) != shape:
+        raise InputError(
+            f"resume holds numbers of shape {np.shape(state.vectors)}, and this fit has {shape} (runs, depths, numbers): pass "
+            "the model, depths and data that it comes from."
+        )
 
 
 def _each(model: Any) -> list[Algorithm]:

@@ -26,7 +26,7 @@ from lfom.core.words import brief
 from lfom.training.direct import Direct
 from lfom.training.krylov import Krylov, has_krylov_view
 from lfom.training.spectral import PROMPTS, has_spectral_view, matrices_of, matrix_phase, spectral_state
-from lfom.training.state import Phase, Setting, State
+from lfom.training.state import Phase, Setting, State, kept_by
 
 DAMPING = (1e-6, 1e-3, 1e-2, 1e-1, 1.0)  # steps tried, relative to diag(J^T J)
 CAREFUL = (1e-1, 1.0, 10.0, 100.0)  # when many parameters are freed at once: shrink towards where we are
@@ -204,7 +204,8 @@ def run_least_squares(phase: Phase, options: LeastSquares, setting: Setting, sta
         )
         last = state.level == len(levels) - 1 and not fixed
         if last and state.extra:  # the last passes are added up: together they are one larger sample
-            normal, slope = normal + state.extra["normal"], slope + state.extra["slope"]
+            kept = kept_by(state, {"normal": normal.shape, "slope": slope.shape})
+            normal, slope = normal + kept["normal"], slope + kept["slope"]
         if not (np.isfinite(normal).all() and np.isfinite(slope).all()):
             raise setting.diverged(slope.sum(axis=-1), state, f"pass {state.step}")
         candidates = passes.candidates(state.vectors, normal, slope, damping)

@@ -1,7 +1,7 @@
 """Where a fit stands, and what stays the same throughout it."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from jax import Array
 
 from lfom.core.arrays import as_array
+from lfom.core.checks import InputError
 from lfom.core.compiler import jit_draws
 from lfom.core.vectors import Parameters
 from lfom.core.words import brief
@@ -28,6 +29,32 @@ class State:
     vectors: np.ndarray  # (runs, depths, all) every number of every model
     extra: dict[str, np.ndarray] = field(default_factory=dict)
     history: tuple[dict[str, Any], ...] = ()
+
+
+RECORD = {"phase": str, "number": int, "level": int, "step": int, "log_loss": list}  # what every pass leaves
+
+
+def check_history(history: Any) -> None:
+    """Rows as passes write them: a file that is signed can still hold others."""
+    for number, row in enumerate(history):
+        wrong = [
+            name
+            for name, kind in RECORD.items()
+            if not isinstance(row, dict) or not isinstance(row.get(name), kind)
+        ]
+        if wrong:
+            raise InputError(f"row {number} of its history has no {wrong[0]!r} as a pass writes it.")
+
+
+def kept_by(state: State, wanted: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+    """What an optimiser kept from pass to pass, with the shapes that it has."""
+    for name, shape in wanted.items():
+        if name not in state.extra or state.extra[name].shape != shape:
+            raise InputError(
+                f"resume holds no {name!r} of shape {shape}: it is the state of another optimiser or model. Go on with the "
+                "one that it comes from."
+            )
+    return {name: state.extra[name] for name in wanted}
 
 
 @dataclass(frozen=True)
