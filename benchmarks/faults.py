@@ -247,6 +247,7 @@ def wrong(
     products = scale * np.abs(start).sum(axis=1) * (np.maximum(1, np.abs(start).sum(axis=1)) if convex else 1)
     inside = formed & (before < most / 10) & (products < most / 10) & (~convex | squares)
     inside &= np.abs(start).sum(axis=1) + np.abs(_best(A, b)).sum(axis=1) < most / 10
+    inside &= before > 100 * D * tiny * scale  # of a step
     if convex:  # no step of the line search reached it, which is what the status says
         easy = np.zeros_like(easy)
     says = {

@@ -25,8 +25,8 @@ MEANING: dict[int, str] = {
     NOT_FINITE: "failed: the problem or its start holds NaN or infinity, or its matrix overflows; the value is the start",
     NOT_DEFINITE: "failed: not positive definite, or singular; the value is no worse than the start",
     NO_PROGRESS: "failed: no step improved on the start, as far as rounding lets it be seen; the start is the value",
-    OUT_OF_RANGE: "failed: products with the start, or steps from it, overflow; the value is the start. Scale the problem, or "
-    "begin nearer to 0",
+    OUT_OF_RANGE: "failed: steps from the start, or products with it, overflow or are below the smallest normal number; the "
+    "value is the start. Scale the problem",
 }
 
 

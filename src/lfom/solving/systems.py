@@ -106,6 +106,11 @@ class Centred(NamedTuple):
     def far(self) -> Array:
         return jnp.zeros_like(self.scale) if self.start is None else jnp.abs(self.start) / self.scale
 
+    def moves(self, v: Array) -> Bool[Array, " problems"]:
+        """Whether scale v is 0 only where v is: processors take what is below the smallest normal number for 0."""
+        largest = jnp.max(jnp.abs(jax.lax.stop_gradient(v)), tuple(range(1, v.ndim)))
+        return (largest == 0) | (self.scale.reshape(-1) * largest >= jnp.finfo(v.dtype).smallest_normal)
+
     def distance(self) -> Array | float:
         """The start's norm, one number for every problem."""
         return 0.0 if self.start is None else jax.vmap(norm)(jax.lax.stop_gradient(self.far()))
@@ -220,7 +225,7 @@ def solve_systems(
     end = end._replace(stretch=_stretched(problems, end) if norms is None else norms)
     # Residuals are updated, and w is rounded once more; the status is judged by the true one where that may matter.
     v = centred.held(end.state.w)
-    inside &= _finite(v)
+    inside &= _finite(v) & centred.moves(end.state.w)
     if start is None and tolerance is None:
         matters = ran | (finite & jax.vmap(lambda a, b: jnp.any(a != b))(v, end.state.w))
     else:
