@@ -53,7 +53,9 @@ def begin(problems: IterateProblem, state: Any, steps: int) -> Standing:
     return Standing(state, nothing.astype(int), size, sizes, nothing.astype(bool), nothing)
 
 
-def slack(norms: Float[Array, " problems"], state: Any, far: Array | float = 0.0) -> Float[Array, " problems"]:
+def slack(
+    norms: Float[Array, " problems"], state: Any, far: Array | float = 0.0
+) -> Float[Array, " problems"]:
     """By how much rounding may have moved H w: each entry is a sum of products, and the sum of their sizes is rounded a few
     times. far: the size of what w is added to."""
     w = jax.lax.stop_gradient(state.w)

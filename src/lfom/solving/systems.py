@@ -3,6 +3,7 @@
 Everything is a vmap over single problems, so that no problem's numbers reach another one.
 """
 
+import math
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -88,7 +89,7 @@ class Centred(NamedTuple):
     @staticmethod
     def of(problems: Any, start: Array | None) -> "Centred":
         b = problems.moment if start is None else -jax.vmap(lambda one, w: one.gradient(w))(problems, start)
-        largest = jnp.max(jnp.abs(jax.lax.stop_gradient(b)), tuple(range(1, b.ndim)))
+        largest = jnp.max(jnp.abs(jax.lax.stop_gradient(b)), _inner(b))
         limits = jnp.finfo(b.dtype)
         exponent = jnp.where(largest > 0, jnp.frexp(largest)[1], limits.minexp)
         power = jnp.clip(exponent, limits.minexp, limits.maxexp - 2)
@@ -108,8 +109,8 @@ class Centred(NamedTuple):
 
     def moves(self, v: Array) -> Bool[Array, " problems"]:
         """Whether scale v is 0 only where v is: processors take what is below the smallest normal number for 0."""
-        largest = jnp.max(jnp.abs(jax.lax.stop_gradient(v)), tuple(range(1, v.ndim)))
-        return (largest == 0) | (self.scale.reshape(-1) * largest >= jnp.finfo(v.dtype).smallest_normal)
+        largest = jnp.max(jnp.abs(jax.lax.stop_gradient(v)), _inner(v))
+        return (largest == 0) | (self.scale.reshape(len(v)) * largest >= jnp.finfo(v.dtype).smallest_normal)
 
     def distance(self) -> Array | float:
         """The start's norm, one number for every problem."""
@@ -117,11 +118,12 @@ class Centred(NamedTuple):
 
     def dropped(self) -> Float[Array, " problems"]:
         """By how much w may differ from start + scale v: subnormal numbers of the start are taken for zeros."""
-        scale = self.scale.reshape(-1)
+        scale = self.scale.reshape(len(self.scale))
         if self.start is None:
             return jnp.zeros_like(scale)
-        some = subnormal(self.start).reshape(len(scale), -1)
-        return jnp.where(some.any(1), some.shape[1] ** 0.5 * jnp.finfo(scale.dtype).smallest_normal / scale, 0)
+        some = subnormal(self.start).any(axis=_inner(self.start))
+        most = math.prod(self.start.shape[1:]) ** 0.5 * jnp.finfo(scale.dtype).smallest_normal
+        return jnp.where(some, most / scale, 0)
 
 
 def _bits(b: Array) -> tuple[Array, Array]:
@@ -211,7 +213,9 @@ def solve_systems(
     finite &= _finite(given.moment) if start is None else _finite(given.moment) & _finite(start)  # type: ignore[attr-defined]
     inside = jnp.isfinite(first.size)
     norms, distance = row_sums(problems), centred.distance()
-    now = own_steps(program.method, problems, first, own, threshold, factor, norms, distance) if own else first
+    now = (
+        own_steps(program.method, problems, first, own, threshold, factor, norms, distance) if own else first
+    )
     good = jax.vmap(no_worse)(problems, now.state)
     path = jnp.where(good, path, statuses.FALLBACK)
     now = choose(good, now, first)
@@ -247,7 +251,12 @@ def solve_systems(
 
 
 def _finite(vectors: Float[Array, "problems *shape"]) -> Bool[Array, " problems"]:
-    return jnp.isfinite(vectors).reshape(len(vectors), -1).all(axis=1)
+    return jnp.isfinite(vectors).all(axis=_inner(vectors))
+
+
+def _inner(vectors: Array) -> tuple[int, ...]:
+    """All axes but that of problems, of which there may be none."""
+    return tuple(range(1, vectors.ndim))
 
 
 def own_steps(
@@ -410,7 +419,7 @@ def _checked(
         problems, at, scale = centred.problems, v, jnp.ones_like(centred.scale)
     else:
         problems, at, scale = given, centred.back(v), centred.scale
-    moments = jax.lax.stop_gradient(centred.problems.moment)
+    moments = jax.lax.stop_gradient(centred.problems.moment)  # type: ignore[attr-defined]
     return jax.vmap(one)(problems, at, centred.start, end, v, scale, begun, centred.scale, moments)
 
 
