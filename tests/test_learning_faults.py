@@ -387,6 +387,20 @@ def test_what_overflows_is_told_from_what_is_not_finite(dtype: Any) -> None:
         assert (status == statuses.NOT_FINITE).tolist() == [n == 3 for n in range(20)]
 
 
+@BOTH
+def test_what_the_start_leaves_may_be_lost_in_products(dtype: Any) -> None:
+    """Off the diagonal A holds subnormal numbers, which the start multiplies and the answer does not."""
+    tiny = float(np.finfo(dtype).tiny)
+    A = np.array([[[1.5, 0.9], [0.9, 1.5]]] * 20) * tiny
+    start = np.random.default_rng(0).uniform(1, 2, (20, 2)) * [1, -1] / np.finfo(dtype).eps
+    A, start = A.astype(dtype), start.astype(dtype)
+    b = np.einsum("pij,pj->pi", A.astype(np.longdouble), start).astype(dtype)
+    problems = lfom.LinearSystems(product, b, data=A)
+    found = lfom.conjugate_gradient(2).solve(problems, start=start)
+    held = lfom.LinearSystems(A, b)
+    assert (energies(held, found.value) <= energies(held, start)).all()
+
+
 def test_a_gradient_of_zeros_meets_no_tolerance_of_a_loss() -> None:
     """It may be what rounding or the smallest number has made of it."""
     A, b = np.eye(4, dtype=np.float32)[None], np.full((1, 4), 1e-40, np.float32)

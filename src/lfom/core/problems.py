@@ -318,15 +318,11 @@ class IterateProblem(Problem):
         return Iterate(Track(state.w), self.left(state))
 
     def stretch(self, state: Iterate, moved: Iterate, step: Direction) -> Array:
-        """|H step| / |step|, where nothing tells the norm of H more cheaply, else 0. Where the image is not known the change of
-        the gradient is it, and of a step that is lost beside w it is rounding."""
-        if self.has_gram():
-            return jnp.zeros((), step.context.w.dtype)
-        w = step.context.w
-        if step.image is not None:
-            return ratio(norm(step.image), norm(w))
-        least = jnp.finfo(w.dtype).eps * norm(moved.context.w)
-        return ratio(norm(moved.gradient - state.gradient), norm(w) + least)
+        """|H step| / |step| where the image is known and nothing tells the norm of H more cheaply, else 0."""
+        w, image = step.context.w, step.image
+        if image is None or self.has_gram():
+            return jnp.zeros((), w.dtype)
+        return ratio(norm(image), norm(w))
 
     def finite(self) -> Array:
         """Whether all numbers of the problem are finite."""
@@ -691,6 +687,12 @@ class Objective(IterateProblem):
 
     def gradient(self, w: Array) -> Array:
         return jax.grad(self.value)(w)
+
+    def stretch(self, state: Iterate, moved: Iterate, step: Direction) -> Array:
+        """From the change of the gradient; of a step that is lost beside w that is rounding."""
+        w = step.context.w
+        least = jnp.finfo(w.dtype).eps * norm(moved.context.w)
+        return ratio(norm(moved.gradient - state.gradient), norm(w) + least)
 
     def unknowns(self) -> int:
         return self.w_0.size

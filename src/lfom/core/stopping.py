@@ -89,8 +89,8 @@ def until(
 
     own, bind: bind(algorithm, own of one problem) is what that problem runs; by default what it has read
     off the problem. The memory starts empty. rounds: so many of them whether they are needed or not, which can be
-    differentiated in reverse; by default as many as the slowest problem needs. The gradient is to be below the threshold in
-    spite of what rounding H w may hide, see `slack`. norms: of H; where they are not known, what steps tell of them.
+    differentiated in reverse; by default as many as the slowest problem needs. norms: of H, where the gradient is to be
+    below the threshold in spite of what rounding H w may hide, see `slack`, with far.
     """
     algorithm = algorithm.ready()
     if bind is None:
@@ -102,8 +102,7 @@ def until(
         going = (now.taken < limit) & ~now.stuck & jnp.isfinite(now.size)
         if threshold is None:
             return going
-        known = told(now.stretch, now.state.w[0].size) if norms is None else norms
-        hidden = jnp.minimum(slack(known, now.state, far), threshold / 2)
+        hidden = 0 if norms is None else jnp.minimum(slack(norms, now.state, far), threshold / 2)
         return going & ~(now.size <= threshold - hidden)
 
     def start(problem: Any, state: Any, own: Any) -> Any:

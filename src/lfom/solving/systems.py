@@ -69,7 +69,7 @@ def no_worse(
     """Whether f(w) <= f(0), so that the error's energy norm is no larger than the start's, and w.Aw > 0:
     f(w) = -w.(b + r) / 2 and w.Aw = w.(b - r), with r = b - A w. size: an estimate of the norm of A, from
     which follows how far rounding may have moved f; w far along a singular direction is not trusted. far: the size of
-    what w is added to. lost: what is lost of r. dropped: of the start, see `Centred`."""
+    what w is added to. lost: what is lost of r and b. dropped: of the start, see `Centred`."""
     w, r, b = state.w, -state.gradient, -problem.initial()[1]
     fall = jnp.sum(w * (b + r))
     noise = 4 * jnp.finfo(w.dtype).eps * jnp.sum(size * jnp.abs(w) * (jnp.abs(w) + far))
@@ -445,7 +445,8 @@ def _judged(
         sure = end.size + doubt.total() <= tolerance * (start - before.total())
         met = jnp.where(moved, sure, (met & (before.total() == 0)) | (tolerance >= 1))
         status = path + jnp.where(met, statuses.MET, statuses.NOT_MET)
-    good = finite & inside & no_worse(problem, end.state, size, far, doubt.lost, dropped) & (moved | met)
+    lost = doubt.lost + before.lost
+    good = finite & inside & no_worse(problem, end.state, size, far, lost, dropped) & (moved | met)
     # Once a problem is solved to rounding, rounding alone makes a direction flat: no failure. Where A is so small or large
     # that its products are lost, a flat direction says nothing.
     # Beside a start that is right to rounding the true residual does not fall, only the one that steps update.
