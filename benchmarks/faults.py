@@ -243,17 +243,23 @@ def wrong(
     fair &= ~convex | (squares & (np.abs(energy(start) - energy(_best(A, b))) > 1e3 * tiny))
     visible = before > 100 * eps * scale * length(start)
     visible &= ~convex | (energy(start) - energy(_best(A, b)) > 1e3 * room)
-    inside = (before < most / 10) & (scale < most / 10 / D) & (batch.size**2 < most / 10)
+    formed = (scale < most / 10 / D) & (batch.size**2 < most / 10)
+    products = scale * np.abs(start).sum(axis=1) * (np.maximum(1, np.abs(start).sum(axis=1)) if convex else 1)
+    inside = formed & (before < most / 10) & (products < most / 10) & (~convex | squares)
+    inside &= np.abs(start).sum(axis=1) + np.abs(_best(A, b)).sum(axis=1) < most / 10
+    inside &= before > 100 * D * tiny * scale  # of a step
     if convex:  # no step of the line search reached it, which is what the status says
         easy = np.zeros_like(easy)
     says = {
         "value not finite": ~np.isfinite(w).all(axis=1),
         "worse than the start": energy(w) > energy(start) + room,
-        "not finite, and all is": (status == statuses.NOT_FINITE) & inside & (~convex | squares),
+        "not finite, and all is": (status == statuses.NOT_FINITE) & formed,
+        "out of range, and it is not": (status == statuses.OUT_OF_RANGE) & inside & fair,
         "not definite, and it is": (status == statuses.NOT_DEFINITE) & easy,
         "no progress on an easy one": (status == statuses.NO_PROGRESS)
         & easy & fair & reachable & visible & (before > 1e3 * tiny),
-        "failed, and not the start": np.isin(status, (statuses.NOT_FINITE, statuses.NO_PROGRESS)) & (w != start).any(axis=1),
+        "failed, and not the start": np.isin(status, (statuses.NOT_FINITE, statuses.NO_PROGRESS, statuses.OUT_OF_RANGE))
+        & (w != start).any(axis=1),
         "done, and nothing was": (status >= 0) & (status < statuses.MET) & (w == start).all(axis=1) & (before > 0)
         & (np.asarray(found.steps) == 0),
     }  # fmt: skip

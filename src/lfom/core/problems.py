@@ -337,7 +337,7 @@ class IterateProblem(Problem):
         """The state in which another method goes on from the answer."""
         return Iterate(Track(state.w), self.left(state))
 
-    def stretch(self, step: Direction) -> Array:
+    def stretch(self, state: Iterate, moved: Iterate, step: Direction) -> Array:
         """|H step| / |step| where the image is known and nothing tells the norm of H more cheaply, else 0."""
         w, image = step.context.w, step.image
         if image is None or self.has_gram():
@@ -702,6 +702,12 @@ class Objective(IterateProblem):
 
     def gradient(self, w: Array) -> Array:
         return jax.grad(self.value)(w)
+
+    def stretch(self, state: Iterate, moved: Iterate, step: Direction) -> Array:
+        """From the change of the gradient; of a step that is lost beside w that is rounding."""
+        w = step.context.w
+        least = jnp.finfo(w.dtype).eps * norm(moved.context.w)
+        return ratio(norm(moved.gradient - state.gradient), norm(w) + least)
 
     def unknowns(self) -> int:
         return self.w_0.size

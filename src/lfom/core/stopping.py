@@ -53,11 +53,18 @@ def begin(problems: IterateProblem, state: Any, steps: int) -> Standing:
     return Standing(state, nothing.astype(int), size, sizes, nothing.astype(bool), nothing)
 
 
-def slack(norms: Float[Array, " problems"], state: Any) -> Float[Array, " problems"]:
+def slack(
+    norms: Float[Array, " problems"], state: Any, far: Array | float = 0.0
+) -> Float[Array, " problems"]:
     """By how much rounding may have moved H w: each entry is a sum of products, and the sum of their sizes is rounded a few
-    times."""
+    times. far: the size of what w is added to."""
     w = jax.lax.stop_gradient(state.w)
-    return ROUNDED * jnp.finfo(w.dtype).eps * norms * jax.vmap(norm)(w)
+    return ROUNDED * jnp.finfo(w.dtype).eps * norms * (jax.vmap(norm)(w) + far)
+
+
+def told(stretch: Array, unknowns: int) -> Array:
+    """What steps tell of the norm of H, for how far rounding moves a gradient's norm: signs of its entries are random."""
+    return stretch / unknowns**0.5
 
 
 def choose(which: Bool[Array, " problems"], yes: Any, no: Any) -> Any:
@@ -75,6 +82,7 @@ def until(
     bind: Callable[[Any, Any], Algorithm] | None = None,
     rounds: int | None = None,
     norms: Float[Array, " problems"] | None = None,
+    far: Array | float = 0.0,
 ) -> Standing:
     """Steps from where every problem stands until it has taken `limit` of them, its gradient is no larger
     than `threshold`, it is stuck or its numbers overflow.
@@ -82,7 +90,7 @@ def until(
     own, bind: bind(algorithm, own of one problem) is what that problem runs; by default what it has read
     off the problem. The memory starts empty. rounds: so many of them whether they are needed or not, which can be
     differentiated in reverse; by default as many as the slowest problem needs. norms: of H, where the gradient is to be
-    below the threshold in spite of what rounding H w may hide, see `slack`.
+    below the threshold in spite of what rounding H w may hide, see `slack`, with far.
     """
     algorithm = algorithm.ready()
     if bind is None:
@@ -94,7 +102,7 @@ def until(
         going = (now.taken < limit) & ~now.stuck & jnp.isfinite(now.size)
         if threshold is None:
             return going
-        hidden = 0 if norms is None else jnp.minimum(slack(norms, now.state), threshold / 2)
+        hidden = 0 if norms is None else jnp.minimum(slack(norms, now.state, far), threshold / 2)
         return going & ~(now.size <= threshold - hidden)
 
     def start(problem: Any, state: Any, own: Any) -> Any:
@@ -109,7 +117,8 @@ def until(
             step, past = bound.step(state, bound.marked(past, going), problem, index)
             moved = problem.move(state, step)
             stuck = jnp.asarray(bound.stuck(past))
-            return moved, past, _size(problem, moved), stuck, jax.lax.stop_gradient(problem.stretch(step))
+            stretch = problem.stretch(*jax.lax.stop_gradient((state, moved, step)))
+            return moved, past, _size(problem, moved), stuck, stretch
 
         going = goes_on(now)
         moved, past, size, stuck, stretch = jax.vmap(one)(problems, now.state, past, own, going)

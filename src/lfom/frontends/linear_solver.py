@@ -125,6 +125,7 @@ def _result(status: Array) -> lx.RESULTS:
     result = lx.RESULTS.where(status >= statuses.NOT_MET, lx.RESULTS.max_steps_reached, lx.RESULTS.successful)
     for failure, meaning in (
         (statuses.NOT_FINITE, lx.RESULTS.nonfinite_input),
+        (statuses.OUT_OF_RANGE, lx.RESULTS.breakdown),
         (statuses.NOT_DEFINITE, lx.RESULTS.singular),
         (statuses.NO_PROGRESS, lx.RESULTS.stagnation),
     ):

@@ -17,10 +17,10 @@ from lfom.core.preconditioners import Identity
 from lfom.core.problems import Objective, Operator
 from lfom.core.readers import Gradient
 from lfom.core.states import Direction
-from lfom.core.stopping import begin, choose, until
+from lfom.core.stopping import begin, choose, told, until
 from lfom.solving import statuses
 from lfom.solving.program import Program, Raw
-from lfom.solving.systems import own_steps, starts, strict
+from lfom.solving.systems import Doubt, own_steps, starts, strict
 
 HALVINGS = 30  # of a step in the line search
 SUFFICIENT = 1e-4  # Armijo's share of the promised decrease
@@ -148,6 +148,12 @@ def minimise(problems: Objective) -> tuple[Array, Array, Array]:
     return end.w, end.value, ratio(end.size, first.size, otherwise=0.0)
 
 
+def doubt(w: Float[Array, "problems *shape"], norms: Float[Array, " problems"]) -> Float[Array, " problems"]:
+    """By how much gradients at w may be off, from what steps told of the norms of second derivatives. What the data lose is not
+    seen."""
+    return jax.vmap(lambda w, size: Doubt.of(size, w, None).total())(w, norms)
+
+
 def solve_losses(
     program: Program,
     problems: Objective,
@@ -162,23 +168,25 @@ def solve_losses(
     values = jax.vmap(lambda one, w: one.value(w))
     value = values(problems, first.state.w)
     threshold = None if tolerance is None else strict(tolerance) * first.size
-    finite = jax.vmap(lambda one: one.finite())(problems) & jnp.isfinite(value) & jnp.isfinite(first.size)
+    finite = jax.vmap(lambda one: one.finite())(problems)
+    inside = jnp.isfinite(value) & jnp.isfinite(first.size)
     now = own_steps(program.method, problems, first, own, threshold)
     good = (values(problems, now.state.w) <= value) & jnp.isfinite(now.size)
     path = jnp.where(good, statuses.CHECKED, statuses.FALLBACK)
     now = choose(good, now, first)
-    limit = jnp.where(finite, jnp.where(good & (now.taken < own), now.taken, steps), 0)
+    limit = jnp.where(finite & inside, jnp.where(good & (now.taken < own), now.taken, steps), 0)
     descent = Method(Gradient(Identity()), LineSearched(), 1)
     end = until(descent, problems, now, limit, threshold, rounds=steps if written else None)
     last = values(problems, end.state.w)
-    if tolerance is None:
-        met = first.size == 0
-    else:  # what is lost below the smallest normal number is not claimed
-        lost = jnp.finfo(last.dtype).smallest_normal * first.state.w[0].size
-        met = (end.size + lost <= tolerance * (first.size - lost)) | (first.size == 0)
-    good = finite & ((last < value) | (met & (end.taken == 0))) & jnp.isfinite(end.size)
+    met = first.size == 0
+    if tolerance is not None:  # a gradient of zeros may be one that rounding has made
+        met = end.size + doubt(end.state.w, told(end.stretch, end.state.w[0].size)) <= tolerance * (
+            first.size - doubt(first.state.w, end.stretch)
+        )
+    good = finite & inside & ((last < value) | (met & (end.taken == 0))) & jnp.isfinite(end.size)
     status = path if threshold is None else path + jnp.where(met, statuses.MET, statuses.NOT_MET)
     status = jnp.where(good, status, statuses.NO_PROGRESS)
+    status = jnp.where(inside, status, statuses.OUT_OF_RANGE)
     status = jnp.where(finite, status, statuses.NOT_FINITE)
     w = choose(good, end.state.w, problems.w_0)
     sizes = jnp.where(good[:, None], end.sizes, first.sizes)

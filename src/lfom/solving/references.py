@@ -97,7 +97,7 @@ def _iterated(problems: IterateProblem) -> tuple[Array, Array, Bool[Array, " pro
         def one(problem: Any, state: Any, past: Any, seen: Any) -> Any:
             step, past = method.bind(seen).step(state, past, problem, 0)
             moved = problem.move(state, step)
-            return moved, past, norm(moved.gradient), method.stuck(past), problem.stretch(step)
+            return moved, past, norm(moved.gradient), method.stuck(past), problem.stretch(state, moved, step)
 
         going = goes_on(now)
         moved, past, left, flat, found = jax.vmap(one)(problems, state, past, seen)

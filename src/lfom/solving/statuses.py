@@ -13,7 +13,7 @@ PATHS = (
 )
 CERTIFIED, CHECKED, RESCALED, FALLBACK = range(4)
 MET, NOT_MET = 10, 20
-NOT_FINITE, NOT_DEFINITE, NO_PROGRESS = -1, -2, -3
+NOT_FINITE, NOT_DEFINITE, NO_PROGRESS, OUT_OF_RANGE = -1, -2, -3, -4
 
 OUTCOMES = {
     0: "did the steps asked for, fewer if solved to rounding",
@@ -22,9 +22,11 @@ OUTCOMES = {
 }
 MEANING: dict[int, str] = {
     **{tens + path: f"{said}: {text}" for tens, said in OUTCOMES.items() for path, text in enumerate(PATHS)},
-    NOT_FINITE: "failed: the problem holds NaN or infinity, or its start leaves such a residual; the value is the start",
+    NOT_FINITE: "failed: the problem or its start holds NaN or infinity, or its matrix overflows; the value is the start",
     NOT_DEFINITE: "failed: not positive definite, or singular; the value is no worse than the start",
-    NO_PROGRESS: "failed: no step improved on the start, which is the value",
+    NO_PROGRESS: "failed: no step improved on the start, as far as rounding lets it be seen; the start is the value",
+    OUT_OF_RANGE: "failed: steps from the start, or products with it, overflow or are below the smallest normal number; the "
+    "value is the start. Scale the problem",
 }
 
 

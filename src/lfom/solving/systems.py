@@ -3,6 +3,7 @@
 Everything is a vmap over single problems, so that no problem's numbers reach another one.
 """
 
+import math
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from lfom.core.preconditioners import Identity
 from lfom.core.problems import IterateProblem
 from lfom.core.readers import Either, Gradient, Jacobi, Multiplied, Reader
 from lfom.core.states import Iterate, Track
-from lfom.core.stopping import ROUNDED, Standing, begin, choose, until
+from lfom.core.stopping import ROUNDED, Standing, begin, choose, told, until
 from lfom.core.unroll import trace
 from lfom.solving import statuses
 from lfom.solving.program import Program, Raw
@@ -63,15 +64,17 @@ def no_worse(
     size: Array | float = 0.0,
     far: Array | float = 0.0,
     lost: Array | None = None,
+    dropped: Array | float = 0.0,
 ) -> Bool[Array, ""]:
     """Whether f(w) <= f(0), so that the error's energy norm is no larger than the start's, and w.Aw > 0:
     f(w) = -w.(b + r) / 2 and w.Aw = w.(b - r), with r = b - A w. size: an estimate of the norm of A, from
     which follows how far rounding may have moved f; w far along a singular direction is not trusted. far: the size of
-    what w is added to. lost: what is lost of r."""
+    what w is added to. lost: what is lost of r and b. dropped: of the start, see `Centred`."""
     w, r, b = state.w, -state.gradient, -problem.initial()[1]
     fall = jnp.sum(w * (b + r))
     noise = 4 * jnp.finfo(w.dtype).eps * jnp.sum(size * jnp.abs(w) * (jnp.abs(w) + far))
-    noise = noise if lost is None else noise + lost * norm(w)
+    if lost is not None:
+        noise = noise + lost * norm(w) + 2 * dropped * (norm(b) + size * dropped)
     return ~jnp.any(w != 0) | ((fall >= noise) & jnp.isfinite(fall) & (jnp.sum(w * (b - r)) > 0))
 
 
@@ -86,7 +89,7 @@ class Centred(NamedTuple):
     @staticmethod
     def of(problems: Any, start: Array | None) -> "Centred":
         b = problems.moment if start is None else -jax.vmap(lambda one, w: one.gradient(w))(problems, start)
-        largest = jnp.max(jnp.abs(jax.lax.stop_gradient(b)), tuple(range(1, b.ndim)))
+        largest = jnp.max(jnp.abs(jax.lax.stop_gradient(b)), _inner(b))
         limits = jnp.finfo(b.dtype)
         exponent = jnp.where(largest > 0, jnp.frexp(largest)[1], limits.minexp)
         power = jnp.clip(exponent, limits.minexp, limits.maxexp - 2)
@@ -104,17 +107,46 @@ class Centred(NamedTuple):
     def far(self) -> Array:
         return jnp.zeros_like(self.scale) if self.start is None else jnp.abs(self.start) / self.scale
 
+    def moves(self, v: Array) -> Bool[Array, " problems"]:
+        """Whether scale v is 0 only where v is: processors take what is below the smallest normal number for 0."""
+        largest = jnp.max(jnp.abs(jax.lax.stop_gradient(v)), _inner(v))
+        return (largest == 0) | (self.scale.reshape(len(v)) * largest >= jnp.finfo(v.dtype).smallest_normal)
+
+    def distance(self) -> Array | float:
+        """The start's norm, one number for every problem."""
+        return 0.0 if self.start is None else jax.vmap(norm)(jax.lax.stop_gradient(self.far()))
+
+    def dropped(self) -> Float[Array, " problems"]:
+        """By how much w may differ from start + scale v: subnormal numbers of the start are taken for zeros."""
+        scale = self.scale.reshape(len(self.scale))
+        if self.start is None:
+            return jnp.zeros_like(scale)
+        some = subnormal(self.start).any(axis=_inner(self.start))
+        most = math.prod(self.start.shape[1:]) ** 0.5 * jnp.finfo(scale.dtype).smallest_normal
+        return jnp.where(some, most / scale, 0)
+
+
+def _bits(b: Array) -> tuple[Array, Array]:
+    """As integers: b, and its digits where it is subnormal, else 0. Processors take subnormal numbers for zeros."""
+    limits = jnp.finfo(b.dtype)
+    bits = jax.lax.bitcast_convert_type(jax.lax.stop_gradient(b), f"int{limits.bits}")
+    small = (bits >> limits.nmant) & ((1 << limits.nexp) - 1) == 0
+    return bits, jnp.where(small, bits & ((1 << limits.nmant) - 1), 0)
+
+
+def subnormal(b: Array) -> Array:
+    """Which entries are below the smallest normal number, and not 0."""
+    return _bits(b)[1] != 0
+
 
 def _divided(b: Array, scale: Array) -> Array:
-    """b / scale. Processors take subnormal numbers for zeros, so these are read off their bits."""
+    """b / scale. Subnormal numbers are read off their bits."""
     limits = jnp.finfo(b.dtype)
-    bits = jax.lax.bitcast_convert_type(b, f"int{limits.bits}")
-    digits = bits & ((1 << limits.nmant) - 1)
-    subnormal = ((bits >> limits.nmant) & ((1 << limits.nexp) - 1) == 0) & (digits != 0)
+    bits, digits = _bits(b)
     value = jnp.where(bits < 0, -1, 1) * digits.astype(b.dtype) * 2.0**-limits.nmant
     found = b / scale
     better = value * (limits.smallest_normal / scale)
-    return found + jax.lax.stop_gradient(jnp.where(subnormal, better - found, 0))
+    return found + jax.lax.stop_gradient(jnp.where(digits != 0, better - found, 0))
 
 
 def strict(tolerance: Array | np.ndarray) -> Array:
@@ -136,12 +168,18 @@ class Doubt(NamedTuple):
     lost: Float[Array, ""]
 
     @staticmethod
-    def of(size: Array, w: Array, scale: Array) -> "Doubt":
+    def of(size: Array, w: Array, b: Array | None, scale: Array | float = 1.0) -> "Doubt":
         """size: the norm of |A|. Divided by scale. Every entry is a sum of products, each rounded by eps, and lost where it or
-        a factor is too small."""
-        limits, moved = jnp.finfo(w.dtype), jnp.any(w != 0)
-        lost = limits.smallest_normal * w.size**0.5 * (w.size + jnp.sum(jnp.abs(w)) + size) / jnp.max(scale)
-        return Doubt(ROUNDED * limits.eps * size * (norm(w) / jnp.max(scale)), jnp.where(moved, lost, 0))
+        a factor is too small. Of zeros nothing is lost but what is subnormal in b (None: it is not known).
+
+        Taken from the largest entry of w, whose multiples do not overflow before A w does."""
+        limits, largest, scale = jnp.finfo(w.dtype), jnp.max(jnp.abs(w)), jnp.max(jnp.asarray(scale))
+        shape = norm(w / jnp.where(largest > 0, largest, 1))
+        rounded = ROUNDED * limits.eps * shape * (size * (largest / scale))
+        tiny = limits.smallest_normal
+        lost = w.size**0.5 * (tiny * w.size + w.size * (tiny * largest) + tiny * size) / scale
+        exact = False if b is None else ~jnp.any((w != 0) | subnormal(w) | subnormal(b))
+        return Doubt(rounded, jnp.where(exact, 0, lost))
 
     def total(self) -> Array:
         return self.rounded + self.lost
@@ -153,7 +191,7 @@ class Checked(NamedTuple):
 
     end: Standing
     doubt: Doubt
-    before: Float[Array, " problems"]
+    before: Doubt
 
 
 def solve_systems(
@@ -171,27 +209,33 @@ def solve_systems(
     problems = centred.problems
     first = begin(problems, starts(problems), steps)
     threshold = None if tolerance is None else strict(tolerance) * first.size
-    factor, path, finite = jax.vmap(partial(_into_range, program, own))(problems)
-    finite &= jnp.isfinite(first.size)
-    norms = row_sums(problems)
-    now = own_steps(program.method, problems, first, own, threshold, factor, norms) if own else first
+    factor, path, finite = jax.vmap(partial(_into_range, program, own))(problems, given)
+    finite &= _finite(given.moment) if start is None else _finite(given.moment) & _finite(start)  # type: ignore[attr-defined]
+    inside = jnp.isfinite(first.size)
+    norms, distance = row_sums(problems), centred.distance()
+    now = (
+        own_steps(program.method, problems, first, own, threshold, factor, norms, distance) if own else first
+    )
     good = jax.vmap(no_worse)(problems, now.state)
     path = jnp.where(good, path, statuses.FALLBACK)
     now = choose(good, now, first)
-    limit = jnp.where(finite, jnp.where(good & (now.taken < own), now.taken, steps), 0)  # met early: done
+    early = good & (now.taken < own)  # met: done
+    limit = jnp.where(finite & inside, jnp.where(early, now.taken, steps), 0)
     ran = limit > now.taken
     known = written or (reads_back() and threshold is None and not own and steps <= FEW)
     fallback = path == statuses.FALLBACK
-    end = _conjugate(program.tail, problems, fallback, now, limit, threshold, steps if known else None, norms)
+    rounds = steps if known else None
+    end = _conjugate(program.tail, problems, fallback, now, limit, threshold, rounds, norms, distance)
     end = end._replace(stretch=_stretched(problems, end) if norms is None else norms)
     # Residuals are updated, and w is rounded once more; the status is judged by the true one where that may matter.
     v = centred.held(end.state.w)
+    inside &= _finite(v) & centred.moves(end.state.w)
     if start is None and tolerance is None:
         matters = ran | (finite & jax.vmap(lambda a, b: jnp.any(a != b))(v, end.state.w))
     else:
         matters = jnp.ones_like(ran)
     nothing = 0 * end.size
-    plain = Checked(end._replace(stretch=nothing), Doubt(nothing, nothing), nothing)
+    plain = Checked(end._replace(stretch=nothing), Doubt(nothing, nothing), Doubt(nothing, nothing))
 
     def by_residual() -> Checked:
         return choose(matters, _checked(given, centred, end, v, first.size, norms is not None), plain)
@@ -199,9 +243,20 @@ def solve_systems(
     always = written or reads_back() or start is not None or tolerance is not None
     found = by_residual() if always else jax.lax.cond(matters.any(), by_residual, lambda: plain)
     judge = partial(_judged, None if tolerance is None else jnp.asarray(tolerance))
-    good, raw = jax.vmap(judge)(problems, found, first.size, path, finite, centred.far())
+    good, raw = jax.vmap(judge)(
+        problems, found, first.size, path, finite, inside, centred.far(), centred.dropped()
+    )
     origin = jnp.zeros_like(v) if start is None else start
     return raw._replace(value=choose(good, centred.back(found.end.state.w), origin))
+
+
+def _finite(vectors: Float[Array, "problems *shape"]) -> Bool[Array, " problems"]:
+    return jnp.isfinite(vectors).all(axis=_inner(vectors))
+
+
+def _inner(vectors: Array) -> tuple[int, ...]:
+    """All axes but that of problems, of which there may be none."""
+    return tuple(range(1, vectors.ndim))
 
 
 def own_steps(
@@ -212,9 +267,10 @@ def own_steps(
     threshold: Float[Array, " problems"] | None,
     factor: Float[Array, " problems"] | None = None,
     norms: Float[Array, " problems"] | None = None,
+    far: Array | float = 0.0,
 ) -> Standing:
     """`own` steps of the method; with a threshold each problem stops by itself. factor: multiplies the
-    directions of every problem. At the end the states stand at the answers."""
+    directions of every problem. norms, far: see `until`. At the end the states stand at the answers."""
     method = method.truncated(own)
 
     def rescaled(method: Any, factor: Array | None) -> Any:
@@ -249,15 +305,18 @@ def own_steps(
         (factor, seen),
         lambda one, mine: rescaled(one.bind(mine[1]), mine[0]),
         norms=norms,
+        far=far,
     )
     return now._replace(state=jax.vmap(lambda problem, one: problem.at_answer(one))(problems, now.state))
 
 
-def _into_range(program: Program, own: int, problem: IterateProblem) -> tuple[Any, Array, Array]:
+def _into_range(
+    program: Program, own: int, problem: IterateProblem, given: IterateProblem
+) -> tuple[Any, Array, Array]:
     """The factor that brings a problem into the range of the learning problems; its path; and whether
-    its numbers are finite, which the size of a matrix tells as well."""
+    its numbers are finite, as they were given, which the size of a matrix tells as well."""
     if program.range is None or not own:
-        return None, jnp.asarray(program.path), problem.finite()
+        return None, jnp.asarray(program.path), given.finite()
     size = gauge(program.method.reader, problem)  # type: ignore[attr-defined]
     low, typical, high = program.range
     near = (size > low / 2) & (size < 2 * high)
@@ -268,7 +327,7 @@ def _into_range(program: Program, own: int, problem: IterateProblem) -> tuple[An
     if problem.has_gram() and program.reach is not None:
         inside = (factor == 1) & (size <= program.reach[own - 1])
         path = jnp.where(inside, statuses.CERTIFIED, path)
-    return factor, path, jnp.isfinite(size) if problem.has_gram() else problem.finite()
+    return factor, path, jnp.isfinite(size) if problem.has_gram() else given.finite()
 
 
 def _conjugate(
@@ -280,21 +339,21 @@ def _conjugate(
     threshold: Float[Array, " problems"] | None,
     rounds: int | None,
     norms: Float[Array, " problems"] | None,
+    far: Array | float,
 ) -> Standing:
     """Conjugate gradients from where each problem stands, up to its limit. The fallback trusts nothing
     that was learned: its preconditioner is the problem's own diagonal, or none."""
     plain = plain_reader(problems)
     if tail is None:
-        return until(
-            Method(plain, Conjugate(), 1), problems, now, limit, threshold, rounds=rounds, norms=norms
-        )
+        method = Method(plain, Conjugate(), 1)
+        return until(method, problems, now, limit, threshold, rounds=rounds, norms=norms, far=far)
 
     def bind(method: Any, own: Any) -> Method:
         flag, seen, seen_plain = own
         return Method(Either(flag, plain.bind(seen_plain), method.reader.bind(seen)), method.memory, 1)
 
     own = (fallback, jax.vmap(tail.look)(problems), jax.vmap(plain.look)(problems))
-    return until(tail, problems, now, limit, threshold, own, bind, rounds, norms)
+    return until(tail, problems, now, limit, threshold, own, bind, rounds, norms, far)
 
 
 def row_sums(problems: IterateProblem) -> Float[Array, " problems"] | None:
@@ -337,28 +396,33 @@ def _checked(
         scale: Array,
         begun: Array,
         units: Array,
+        left_over: Array,
     ) -> Checked:
         gradient = problem.gradient(at) / scale
-        at, start, seen = jax.lax.stop_gradient((at, start, gradient))
+        at, start, seen, stood = jax.lax.stop_gradient((at, start, gradient, end.state))
         size = end.stretch
-        if not known:
+        if not known:  # of operators the largest |Ad| / |d| met, and those of w and of what steps have moved
             size = jnp.maximum(size, ratio(norm(seen + problem.moment / scale), norm(at / scale)))
-        # of operators the largest |Ad| / |d| met, with signs at random
-        unit = size if known else size / v.size**0.5
+            size = jnp.maximum(size, ratio(norm(stood.gradient + left_over), norm(stood.w)))
         now = Iterate(Track(v), gradient)
         left = norm(seen)
-        before = 2 * jnp.finfo(v.dtype).eps * begun if start is None else Doubt.of(unit, start, scale).total()
-        doubt, blur = Doubt.of(unit, at, scale), problem.blur()
+        # All that rounding adds may be what the start leaves; added to what is left its signs are random.
+        before = Doubt(2 * jnp.finfo(v.dtype).eps * begun, 0 * begun)
+        if start is not None:
+            before = Doubt.of(size, start, problem.moment, scale)
+        doubt = Doubt.of(size if known else told(size, v.size), at, problem.moment, scale)
+        blur = problem.blur()
         if blur is not None:
             blur = jax.lax.stop_gradient(blur / jnp.max(units))
-            before, doubt = before + blur, doubt._replace(lost=doubt.lost + blur)
+            before, doubt = (one._replace(lost=one.lost + blur) for one in (before, doubt))
         return Checked(end._replace(state=now, size=left, stretch=size), doubt, before)
 
     if centred.start is None:
         problems, at, scale = centred.problems, v, jnp.ones_like(centred.scale)
     else:
         problems, at, scale = given, centred.back(v), centred.scale
-    return jax.vmap(one)(problems, at, centred.start, end, v, scale, begun, centred.scale)
+    moments = jax.lax.stop_gradient(centred.problems.moment)  # type: ignore[attr-defined]
+    return jax.vmap(one)(problems, at, centred.start, end, v, scale, begun, centred.scale, moments)
 
 
 def _judged(
@@ -368,32 +432,37 @@ def _judged(
     start: Array,
     path: Array,
     finite: Array,
+    inside: Array,
     far: Array,
+    dropped: Array,
 ) -> tuple[Array, Raw]:
     """The status from the true residual, and the start itself wherever nothing better was found. What rounding does not let
     be seen is not claimed."""
     end, doubt, before = found
     w, limits, size = end.state.w, jnp.finfo(end.state.w.dtype), end.stretch
-    met, moved = start == 0, jnp.any(w != 0)
+    moved = jnp.any(w != 0)
+    met = (start == 0) & (before.lost <= before.rounded)  # solved to rounding, unless it was lost
     status = path
     if tolerance is not None:
-        sure = end.size + doubt.total() <= tolerance * (start - before)
-        met = jnp.where(moved, sure, (met & (before == 0)) | (tolerance >= 1))
+        sure = end.size + doubt.total() <= tolerance * (start - before.total())
+        met = jnp.where(moved, sure, (met & (before.total() == 0)) | (tolerance >= 1))
         status = path + jnp.where(met, statuses.MET, statuses.NOT_MET)
-    good = finite & no_worse(problem, end.state, size, far, doubt.lost) & (moved | met)
+    lost = doubt.lost + before.lost
+    good = finite & inside & no_worse(problem, end.state, size, far, lost, dropped) & (moved | met)
     # Once a problem is solved to rounding, rounding alone makes a direction flat: no failure. Where A is so small or large
     # that its products are lost, a flat direction says nothing.
     # Beside a start that is right to rounding the true residual does not fall, only the one that steps update.
     little = limits.eps**0.5 * start
     singular = end.stuck & ~((end.size <= little) | (end.sizes[-1] <= little))
     least = smallest_told(w.dtype)
-    told = (size > least) & (
-        size < 1 / least
-    )  # also a Gram matrix of zeros may be one whose products are lost
-    good &= ~singular | told
+    # also a Gram matrix of zeros may be one whose products are lost
+    shown = (size > least) & (size < 1 / least)
+    good &= ~singular | shown
     status = jnp.where(good, status, statuses.NO_PROGRESS)
-    status = jnp.where(singular & told, statuses.NOT_DEFINITE, status)
+    status = jnp.where(singular & shown, statuses.NOT_DEFINITE, status)
+    status = jnp.where(inside, status, statuses.OUT_OF_RANGE)
     status = jnp.where(finite, status, statuses.NOT_FINITE)
     last = jnp.where(good, end.size, start)
     sizes = jnp.where(jnp.arange(end.sizes.shape[0]) >= end.taken, last, end.sizes)
-    return good, Raw(w, status, jnp.where(good, end.taken, 0), ratio(sizes, start))
+    kept = good & (moved | (dropped == 0))  # else w would be the start without its subnormal numbers
+    return kept, Raw(w, status, jnp.where(good, end.taken, 0), ratio(sizes, start))
