@@ -339,13 +339,13 @@ def test_subnormal_numbers_are_not_taken_for_zeros(matrix_free: bool, dtype: Any
         if size == 10:  # some of its numbers alone
             start[:, 0] = tiny / 2
         problems = lfom.LinearSystems(product, side, data=A) if matrix_free else lfom.LinearSystems(A, side)
-        for options in ({"steps": 8}, {"tolerance": 0.5}):
+        for options in ({"steps": 8}, {"tolerance": 0.5}, {"tolerance": 1.0}):
             found = lfom.conjugate_gradient(8).solve(problems, start=start, **options)  # type: ignore[arg-type]
             w, status = np.asarray(found.value), np.asarray(found.status)
             same = (w.view(f"i{w.itemsize}") == start.view(f"i{w.itemsize}")).all(axis=1)
             left, begun = remains(A, side, w), remains(A, side, start)
-            assert (left <= 0.5 * begun)[status // 10 == 1].all()
-            assert same[status < -2].all()
+            assert (left <= options.get("tolerance", 1.0) * begun)[status // 10 == 1].all()
+            assert same[(status < -2) | (np.asarray(found.steps) == 0)].all()
             held = lfom.LinearSystems(A, side)
             assert (same | (energies(held, w) <= energies(held, start))).all()
 

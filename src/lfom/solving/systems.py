@@ -444,11 +444,13 @@ def _judged(
     met = (start == 0) & (before.lost <= before.rounded)  # solved to rounding, unless it was lost
     status = path
     if tolerance is not None:
-        sure = end.size + doubt.total() <= tolerance * (start - before.total())
-        met = jnp.where(moved, sure, (met & (before.total() == 0)) | (tolerance >= 1))
+        enough = end.size + doubt.total() <= tolerance * (start - before.total())
+        met = jnp.where(moved, enough, (met & (before.total() == 0)) | (tolerance >= 1))
         status = path + jnp.where(met, statuses.MET, statuses.NOT_MET)
-    lost = doubt.lost + before.lost
-    good = finite & inside & no_worse(problem, end.state, size, far, lost, dropped) & (moved | met)
+    better = no_worse(problem, end.state, size, far)
+    sure = no_worse(problem, end.state, size, far, doubt.lost + before.lost, dropped)
+    inside &= sure | ~better  # else it is the smallest normal number that hides what steps have done
+    good = finite & inside & sure & (moved | met)
     # Once a problem is solved to rounding, rounding alone makes a direction flat: no failure. Where A is so small or large
     # that its products are lost, a flat direction says nothing.
     # Beside a start that is right to rounding the true residual does not fall, only the one that steps update.
