@@ -29,7 +29,7 @@ from lfom.solving.structures import available  # noqa: E402
 
 D, ROWS, STEPS = 6, 24, 5
 GRID = (2, 3)
-ONE_PROGRAM = (50, 250, 1_000)  # problems that are solved in one part, see lfom.solving.sizes
+ONE_PROGRAM = (64, 250, 1_000)  # problems that are solved in one part, see lfom.solving.sizes
 TOLERANCES = (0.5, 1e-2, "smallest")
 SLACK = 1e-9  # of the recomputed residual
 VARIANTS = ((True, True), (False, False), (True, False), (False, True))  # a tolerance, a start

@@ -24,7 +24,7 @@ AT_ONCE = 7  # shards of a stream in memory at a time, at most
 WORKERS = 6.0  # seconds until the workers of a cluster have begun
 
 BEGINNING = 2.0  # seconds to look at problems, and to finish
-TRYING = {False: 2.6, True: 1.7}  # seconds to compile what tries a structure; whether it is conjugate
+TRYING = {False: 2.1, True: 1.4}  # seconds to compile what tries a structure; whether it is conjugate
 REFINING = 3.5  # seconds to compile what refines one
 REFINED = 3  # structures, at most
 EIGEN = (

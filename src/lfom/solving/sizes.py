@@ -25,12 +25,12 @@ from lfom.core.compiler import reads_back
 from lfom.core.devices import used
 from lfom.core.threads import by_cores, cores, in_threads, is_worker
 
-PARTS = (1_000, 250, 50, 10, 2)  # problems
+PARTS = (1_000, 250, 64, 16, 4)  # problems
 WORTH = 4_000_000  # bytes of a batch that several cores or CPU devices share
 LARGEST = (
     256_000_000  # bytes of a part on an accelerator: reading less takes no longer than a call and its answer
 )
-WASTE = 25  # the last part may fill up such a part of the batch
+WASTE = 16  # the last part may fill up such a part of the batch: starting one more takes as long as ten problems
 ROUND = (8, 10, 12, 15, 16, 20, 24, 25, 30, 32, 40, 48, 50, 60, 64, 75)  # times powers of two or of ten
 
 
@@ -40,9 +40,9 @@ def parts(count: int, shared: bool = False) -> tuple[int, ...]:
     pairs, so that two of them end together.
 
     >>> parts(1_000), parts(509), parts(32), parts(60)
-    ((1000,), (250, 250, 10), (32,), (50, 10))
+    ((1000,), (250, 250, 16), (32,), (60,))
     >>> parts(1_000, shared=True), parts(1_303, shared=True)
-    ((250, 250, 250, 250), (250, 250, 250, 250, 50, 50, 50, 50, 50, 50, 10))
+    ((250, 250, 250, 250), (250, 250, 250, 250, 64, 64, 64, 64, 64))
     """
     if count <= PARTS[2]:
         return (up(count),)
@@ -110,7 +110,7 @@ def solve_in_sizes(solve: Callable[[Any], Any], batch: Any, count: int) -> Any:
     else:
         found = list(map(solve, some)) if there or alone else by_cores(solved, list(some))
     xp = jnp if there and several == 1 else np
-    return jax.tree.map(lambda *some: jax.device_put(xp.concatenate(some)[:count]), *found)
+    return jax.device_put(jax.tree.map(lambda *some: xp.concatenate(some)[:count], *found))
 
 
 def _solved(solve: Callable[[Any], Any], part: Any) -> Any:
