@@ -254,7 +254,7 @@ def wrong(
         "value not finite": ~np.isfinite(w).all(axis=1),
         "worse than the start": energy(w) > energy(start) + room,
         "not finite, and all is": (status == statuses.NOT_FINITE) & formed,
-        "out of range, and it is not": (status == statuses.OUT_OF_RANGE) & inside & fair & visible
+        "out of range, and it is not": (status == statuses.OUT_OF_RANGE) & inside & (easy | convex) & fair & visible
         & (before > 1e3 * tiny * (1 + np.abs(start).sum(axis=1) + np.abs(w).sum(axis=1))),
         "not definite, and it is": (status == statuses.NOT_DEFINITE) & easy,
         "no progress on an easy one": (status == statuses.NO_PROGRESS)
