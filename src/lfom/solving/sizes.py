@@ -30,7 +30,9 @@ WORTH = 4_000_000  # bytes of a batch that several cores or CPU devices share
 LARGEST = (
     256_000_000  # bytes of a part on an accelerator: reading less takes no longer than a call and its answer
 )
-WASTE = 16  # the last part may fill up such a part of the batch: starting one more takes as long as ten problems
+WASTE = (
+    16  # the last part may fill up such a part of the batch: starting one more takes as long as ten problems
+)
 ROUND = (8, 10, 12, 15, 16, 20, 24, 25, 30, 32, 40, 48, 50, 60, 64, 75)  # times powers of two or of ten
 
 
