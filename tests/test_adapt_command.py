@@ -28,7 +28,8 @@ def experts(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         vector = np.concatenate(
             [[size] if part.size == 1 and i == 0 else part for i, part in enumerate(sizes)]
         )
-        state = State(0, 0, 1, vector[None, None].astype(np.float32), {}, ({"phase": "A"},))
+        row = {"phase": "A", "number": 0, "level": 0, "step": 1, "log_loss": [[0.0]]}
+        state = State(0, 0, 1, vector[None, None].astype(np.float32), {}, (row,))
         path = tmp_path_factory.mktemp("experts") / f"{size}.safetensors"
         lfom.save(path, Checkpoint(model, data, (1,), (("A",),), LeastSquares(), 0, state=state))
         files.append(str(path))

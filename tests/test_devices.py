@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -321,6 +322,25 @@ def test_after_an_error_cores_begin_nothing_more(
     with pytest.raises(error, match="mine"):
         threads.by_cores(work, [1, 2, 3])
     assert begun == [1]
+
+
+def test_a_core_that_fails_leaves_the_rest_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the thread that asks meets ends the work of the others, too."""
+    monkeypatch.setattr(threads, "cores", lambda: 2)
+    asks, others, failed = threading.get_ident(), [], threading.Event()
+
+    def work(item: int) -> None:
+        if threading.get_ident() == asks:
+            failed.set()
+            raise ValueError("mine")
+        failed.wait(20)
+        time.sleep(0.2)  # time enough for the other to say so
+        others.append(item)
+
+    with pytest.raises(ValueError, match="mine"):
+        threads.by_cores(work, list(range(50)))
+    time.sleep(1)
+    assert len(others) <= 1
 
 
 @pytest.mark.parametrize(("first", "last"), [(0, 7), (3, 4), (2, 2), (5, 37)])
