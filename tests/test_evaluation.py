@@ -103,6 +103,23 @@ def test_many_blocks_at_once_score_as_one_after_the_other(name: str, monkeypatch
         assert score.counts.sum() == 2 * 5 * CHUNK
 
 
+@pytest.mark.parametrize(("d", "blocks", "together"), [(5, 20, 10), (5, 19, 1), (60, 20, 1)])
+def test_light_blocks_share_a_program_and_heavy_ones_do_not(d: int, blocks: int, together: int) -> None:
+    views = (("iterates", None),)
+    assert evaluation._at_once(LinearRegression([1.0] * d, 2 * d), 2_000, views, blocks) == together
+
+
+def test_ten_blocks_score_as_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """21 blocks: nine of the last chunk only fill it."""
+    data, scored = LinearRegression(SPECTRA[0], CONTEXT), {"GD": gradient_descent(0.3, 3)}
+    together = evaluate(scored, data, prompts=21 * CHUNK, chunk=CHUNK, key=KEY)["GD"]
+    monkeypatch.setattr(evaluation, "TOGETHER", 1_000)
+    alone = evaluate(scored, data, prompts=21 * CHUNK, chunk=CHUNK, key=KEY)["GD"]
+    np.testing.assert_allclose(together.mean, alone.mean, rtol=1e-6)
+    np.testing.assert_allclose(together.groups, alone.groups, rtol=1e-4)
+    assert together.counts.sum() == alone.counts.sum() == 21 * CHUNK
+
+
 def test_what_is_kept_does_not_grow_with_the_prompts() -> None:
     data = LinearRegression(SPECTRA[0], CONTEXT)
     scored = {"GD": gradient_descent(0.3, 3), "NAG": nesterov(0.2, 0.5, 3)}

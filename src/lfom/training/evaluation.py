@@ -40,6 +40,9 @@ AHEAD = 4  # chunks that an accelerator has to do at any time
 TOGETHER = (
     10  # blocks of a chunk on a CPU: starting a program for each would take as long as what it computes
 )
+LIGHT = (
+    2**25
+)  # bytes that the problems of such a chunk may take: larger blocks take long enough by themselves
 PIECE = 10  # chunks whose numbers travel together; blocks, where a chunk has as many
 PER_PROMPT = 1e3  # operations of a method on one prompt, at the least
 CORE = 2e9  # of them in a second on a core, at the most
@@ -282,12 +285,15 @@ def check_asked(
 
 def _at_once(source: Any, chunk: int, views: tuple[View, ...], blocks: int) -> int:
     """Blocks of a chunk; on an accelerator a power of two."""
-    if jax.default_backend() == "cpu":
-        return TOGETHER if blocks >= 2 * TOGETHER else 1
+    on_cpu = jax.default_backend() == "cpu"
+    if on_cpu and blocks < 2 * TOGETHER:
+        return 1
     one = eqx.filter_eval_shape(
         _blocks, source, jax.random.key(0), jnp.zeros(1, jnp.int32), jnp.zeros((), jnp.int32), chunk, views
     )
     size = sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(one))
+    if on_cpu:
+        return TOGETHER if TOGETHER * size <= LIGHT else 1
     many = max(min(BYTES // size, MOST // chunk, blocks), 1)
     return 1 << (many - 1).bit_length() if many == blocks else 1 << many.bit_length() - 1
 
@@ -379,7 +385,7 @@ def _scores(
         whole = [_together(own) for own in zip(*parts, strict=True)]
         return [own._replace(counts=_filled(own.counts)) for own in whole]
 
-    piece = PIECE if jax.default_backend() != "cpu" else PIECE // starts.step
+    piece = PIECE if jax.default_backend() != "cpu" else max(PIECE // starts.step, 1)
     items = [(run, first) for run in range(runs) for first in range(0, len(starts), piece)]
     totals = [[Total.nothing(entry.steps + 1, every) for _ in range(runs)] for entry in entries]
     found = everywhere(one, items, None if jax.default_backend() == "cpu" else AHEAD * len(used()))
