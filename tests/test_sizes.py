@@ -14,20 +14,57 @@ from hypothesis import strategies as st
 import lfom
 from lfom.core import stopping
 from lfom.core.checks import InputError
-from lfom.solving import batches, program, sizes, systems
+from lfom.solving import batches, pieces, program, sizes, systems
+from lfom.solving.pieces import per_piece
 from tests.learned_problems import classifications, grids, learned, learned_from_losses, learned_on_grids
 from tests.learned_problems import systems as some_systems
 
 pytestmark = pytest.mark.usefixtures("x64")
 
 
-@given(st.integers(1, 100_000), st.booleans())
-def test_parts_hold_the_batch_and_little_more(count: int, shared: bool) -> None:
-    cut = sizes.parts(count, shared)
+@given(st.integers(1, 100_000))
+def test_parts_hold_the_batch_and_little_more(count: int) -> None:
+    cut = sizes.parts(count)
     assert sum(cut) >= count
     assert sum(cut[:-1]) < count
     assert sum(cut) <= (1.07 * count + 1 if count > 64 else sizes.up(count))
     assert list(cut) == sorted(cut, reverse=True)
+    windows = sizes.one_after_the_other(cut, count)
+    assert [one.end - one.first for one in windows[:-1]] == list(cut[:-1])
+    assert windows[-1].end == count
+
+
+@given(st.integers(64, 5_000), st.integers(4, 10_000_000))
+def test_windows_solve_every_problem_once(count: int, size: int) -> None:
+    cut = sizes.windows(count, size)
+    width = cut[0].right
+    assert [one.first for one in cut] == [0, *(one.end for one in cut[:-1])]
+    assert cut[-1].end == count
+    for one in cut:
+        assert 0 <= one.left <= one.first < one.end <= one.right <= count
+        assert one.right - one.left == width
+    assert all(one.left % 16 == 0 or one.right == count for one in cut)
+    pieces = [-(-(one.end - one.first) // per_piece(width, size)) for one in cut]
+    assert max(pieces) - min(pieces) <= 1
+
+
+@pytest.mark.parametrize(("first", "end"), [(0, 40), (3, 38), (17, 18), (33, 40)])
+def test_a_window_shows_what_alone_is_solved(first: int, end: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces do not divide what it shows, nor what is wanted of it."""
+    x = jnp.arange(80.0).reshape(40, 2)
+    asked = []
+
+    def work(some: Any) -> Any:
+        jax.debug.callback(lambda y: asked.append(len(y)), some)
+        return {"sum": some.sum(axis=1), "same": some}
+
+    for name, value in {"WHOLE": 0, "OWN": 7 * 2 * x.dtype.itemsize}.items():
+        monkeypatch.setattr(pieces, name, value)
+    found = jax.jit(lambda *window: pieces.in_window(work, x, *window))(first, end)
+    jax.effects_barrier()
+    np.testing.assert_array_equal(found["same"][first:end], x[first:end])
+    np.testing.assert_array_equal(found["sum"][first:end], x[first:end].sum(axis=1))
+    assert asked == [7] * -(-(end - first) // 7)
 
 
 @given(st.integers(1, 1_000_000))
@@ -40,10 +77,8 @@ def test_round_sizes(count: int) -> None:
 
 
 def test_few_sizes_are_compiled() -> None:
-    every = {
-        size for count in range(500, 5_001) for shared in (False, True) for size in sizes.parts(count, shared)
-    }
-    assert len(every) <= 4
+    assert len(set().union(*(sizes.widths(count, 64 * 65 * 4) for count in range(500, 5_001)))) == 2
+    assert len(set().union(*(sizes.widths(count, 100) for count in range(500, 5_001)))) <= 4
     method, problems = learned("scalar"), some_systems(count=1_013, seed=3)
     compiled = []
 
@@ -61,11 +96,27 @@ def _first(problems: Any, number: int) -> Any:
     return lfom.LinearSystems(*(np.asarray(x)[:number] for x in (problems.A, problems.b)))
 
 
+@pytest.fixture(params=["parts", "windows"])
+def how_cut(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A small batch, or one that is taken for a large one, in windows of pieces of three problems of six unknowns."""
+    if request.param == "windows":
+        for module, name, value in [(sizes, "WORTH", 0), (pieces, "WHOLE", 0), (pieces, "OWN", 3 * 8 * 42)]:
+            monkeypatch.setattr(module, name, value)
+        sizes.windows.cache_clear()
+        batches.compiled.clear_cache()  # type: ignore[attr-defined]
+    yield request.param
+    if request.param == "windows":
+        sizes.windows.cache_clear()
+        batches.compiled.clear_cache()  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("options", [{"steps": 4}, {"tolerance": 1e-7}, {"steps": 9, "start": True}])
-def test_a_problem_is_solved_as_it_is_alone(options: dict[str, Any]) -> None:
+def test_a_problem_is_solved_as_it_is_alone(how_cut: str, options: dict[str, Any]) -> None:
     """Also the last one, whose copies fill the batch up, and beside problems that fail."""
     count = 70
     assert sizes.parts(count) == (64, 4, 4)
+    if how_cut == "windows":
+        assert len(sizes.windows(count, 8 * 42)) == 2
     A, b = (np.array(x) for x in (some_systems(count=count, seed=2).A, some_systems(count=count, seed=2).b))
     b[-1, 0], A[5] = np.nan, -A[5]
     problems = unseen(A, b)

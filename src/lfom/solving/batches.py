@@ -13,7 +13,7 @@ from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
 from lfom.core.checks import is_concrete
-from lfom.solving.pieces import in_pieces, piece
+from lfom.solving.pieces import in_pieces, in_window, piece
 from lfom.solving.problems import Problems
 from lfom.solving.program import Prepared, Raw, Rest
 from lfom.solving.sizes import solve_in_sizes
@@ -35,8 +35,10 @@ def solve_batch(
 
     outside = problems.reads_outside
 
-    def solve(some: Any) -> Raw:
-        return compiled(shared, some, rest=method.rest, own=own, steps=steps, lies=lies, outside=outside)
+    def solve(some: Any, window: Any = None) -> Raw:
+        return compiled(
+            shared, some, window, rest=method.rest, own=own, steps=steps, lies=lies, outside=outside
+        )
 
     if lies is not None or not all(map(is_concrete, (*leaves, start))):
         return solve(batch)
@@ -47,6 +49,7 @@ def solve_batch(
 def compiled(
     shared: Any,
     batch: Any,
+    window: Any = None,
     *,
     rest: Rest,
     own: int,
@@ -54,7 +57,8 @@ def compiled(
     lies: NamedSharding | None,
     outside: Hashable = (),
 ) -> Raw:
-    """outside: see `Problems.reads_outside`; it names what was compiled."""
+    """window: of which problems solutions are wanted, see `in_window`; by default of all. outside: see
+    `Problems.reads_outside`; it names what was compiled."""
 
     def here(shared: Any, batch: Any) -> Raw:
         arrays, tolerance = shared
@@ -64,6 +68,8 @@ def compiled(
             problems, start = some
             return problems.solved(program, own, steps, tolerance, start)
 
+        if window is not None:
+            return in_window(solve, batch, *window)
         return in_pieces(solve, batch, piece(batch[0]))
 
     if lies is None:

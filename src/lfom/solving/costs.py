@@ -12,7 +12,7 @@ import numpy as np
 from lfom.core.estimates import BASE, Cost
 from lfom.solving.learners import EQUATIONS, ITERATIONS, ITERATIONS_OF_PARTS
 from lfom.solving.npz import headers
-from lfom.solving.sizes import parts
+from lfom.solving.sizes import widths
 from lfom.solving.structures import Structure, available, chosen
 
 RATE = 2e9  # operations per second in loops over problems
@@ -58,6 +58,11 @@ class Sizes:
         return self.count * self.width * (self.entries + sides)
 
     @property
+    def each(self) -> int:
+        """Bytes of one problem."""
+        return int(self.bytes / max(self.count, 1))
+
+    @property
     def products(self) -> float:
         """Operations to multiply the A of every problem by a vector."""
         return 2.0 * self.count * self.sides * self.unknowns**2
@@ -86,14 +91,14 @@ def sizes_of(path: Path) -> Sizes | None:
 
 def solving(sizes: Sizes, steps: int) -> Cost:
     """Of one file, in so many steps."""
-    compiling = COMPILE * len(set(parts(sizes.count)))
+    compiling = COMPILE * len(widths(sizes.count, sizes.each))
     return Cost(compiling + _seconds(sizes, steps), BASE + HELD * sizes.bytes + _solutions(sizes, steps))
 
 
 def streaming(shards: Iterable[Sizes], steps: int, workers: int | None = None) -> Cost:
     """Of several files, by this process or by workers of one core each."""
     every = list(shards)
-    programs = {size for count in {one.count for one in every} for size in parts(count)}
+    programs = set[int]().union(*(widths(one.count, one.each) for one in set(every)))
     seconds = sum(_seconds(one, steps) for one in every)
     held = sorted(HELD * one.bytes + _solutions(one, steps) for one in every)
     if workers is None:

@@ -9,9 +9,14 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 SMALL = 4_000_000  # bytes: a batch up to this size stays whole
 PIECE = 500_000  # bytes: a piece of a larger batch
+OWN = 200_000  # bytes: one that a core works on while others have theirs; XLA shares the work on larger ones
+WHOLE = 1_000_000  # bytes: what a window shows is one piece up to this size
+# problems after which an array of 32-bit numbers lies as XLA wants it, whatever the size of each: what does not is copied
+ALIGNED = 16
 
 
 def mapped(work: Callable[..., Any], *batch: Any) -> Any:
@@ -32,9 +37,42 @@ def in_pieces(solve: Callable[[Any], Any], batch: Any, size: int) -> Any:
     return jax.tree.map(lambda leaf: leaf.reshape(len(leaf) * size, *leaf.shape[2:]), found)
 
 
+def in_window(solve: Callable[[Any], Any], batch: Any, first: Any, end: Any) -> Any:
+    """The same for the problems from `first` to before `end`, which are data, in pieces that begin at `first`; also for some
+    beside them that fill a piece. Zeros elsewhere."""
+    count = _count(batch)
+    size = per_piece(count, _bytes(batch) // count)
+    if size == count:
+        return solve(batch)
+
+    def some(at: Any) -> Any:
+        return jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, at, size), batch)
+
+    def one_more(carry: Any) -> Any:
+        at, found = (
+            carry  # the last piece ends with the batch: where `at` is too late it is moved, here and there
+        )
+        new = solve(some(at))
+        return at + size, jax.tree.map(
+            lambda all_, part: jax.lax.dynamic_update_slice_in_dim(all_, part, at, 0), found, new
+        )
+
+    shapes = jax.eval_shape(lambda: solve(some(first)))
+    nothing = jax.tree.map(lambda leaf: jnp.zeros((count, *leaf.shape[1:]), leaf.dtype), shapes)
+    return jax.lax.while_loop(lambda carry: carry[0] < end, one_more, (first, nothing))[1]
+
+
+def per_piece(count: int, size: int) -> int:
+    """How many of the problems that a window shows are a piece, each of so many bytes."""
+    if count * size <= WHOLE:
+        return count
+    fit = max(1, OWN // size)
+    return fit if fit < ALIGNED else fit // ALIGNED * ALIGNED
+
+
 def piece(batch: Any) -> int:
     """How many problems at a time: a divisor of their number, so that nothing is copied."""
-    count, total = _count(batch), sum(leaf.nbytes for leaf in jax.tree.leaves(batch))
+    count, total = _count(batch), _bytes(batch)
     if total <= SMALL or jax.default_backend() != "cpu":
         return count
     most = max(1, PIECE * count // total)
@@ -43,3 +81,7 @@ def piece(batch: Any) -> int:
 
 def _count(batch: Any) -> int:
     return jax.tree.leaves(batch)[0].shape[0]
+
+
+def _bytes(batch: Any) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(batch))

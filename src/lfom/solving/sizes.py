@@ -1,20 +1,21 @@
 """Batches of any number of problems by programs of a few sizes, since each size is compiled for itself.
 
-On a CPU a batch is cut into parts of these sizes and the last part is filled up: nothing large is copied, and a part
-of the host's memory is handed over as it lies. On an accelerator, where a small batch takes as long as a large one, the
-whole is filled up to the next size, and only batches of hundreds of megabytes are cut. Problems that fill up are copies of
-the last one; what they find is dropped.
+On a CPU nothing large is copied. A large batch is seen through windows: so many problems as they lie in memory, of which a
+program solves those that it is told. A small one is cut into parts of a few sizes; the last part is filled up. On an
+accelerator, where a small batch takes as long as a large one, the whole is filled up to the next size, and only batches of
+hundreds of megabytes are cut. Problems that fill up are copies of the last one; what they find is dropped.
 
-Parts go to all devices. How a batch is cut does not depend on how many there are, so that solutions are the same to the last
-bit for any number of devices of one kind. On a CPU, threads solve as many parts at a time as there are cores: the loop over
-pieces of one part (`solving/pieces.py`) keeps one core busy. A batch of one part stays on one device, and so does a small one
+Parts and windows go to all devices. How a batch is cut does not depend on how many there are, so that solutions are the same
+to the last bit for any number of devices of one kind. On a CPU, threads solve as many at a time as there are cores: the loop
+over pieces (`solving/pieces.py`) keeps one core busy. A batch of one part stays on one device, and so does a small one
 on a CPU, and what somebody has put on a device.
 """
 
 import math
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Any
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,37 +25,73 @@ from lfom.core.arrays import numpy_or_jax
 from lfom.core.compiler import reads_back
 from lfom.core.devices import used
 from lfom.core.threads import by_cores, cores, in_threads, is_worker
+from lfom.solving.pieces import ALIGNED, per_piece
 
-PARTS = (1_000, 250, 64, 16, 4)  # problems
 WORTH = 4_000_000  # bytes of a batch that several cores or CPU devices share
-LARGEST = (
-    256_000_000  # bytes of a part on an accelerator: reading less takes no longer than a call and its answer
-)
-WASTE = (
-    16  # the last part may fill up such a part of the batch: starting one more takes as long as ten problems
-)
+WINDOWS = (1_024, 496, 64)  # problems, multiples of ALIGNED
+SHARE = 10_000_000  # bytes of problems that a core takes at a time, of a large batch
+PARTS = (1_000, 250, 64, 16, 4)  # problems, of a small one
+# The last part may fill up such a part of a batch: starting one more takes as long as several problems.
+WASTE = 16
+# bytes of a part on an accelerator: reading less takes no longer than a call and its answer
+LARGEST = 256_000_000
 ROUND = (8, 10, 12, 15, 16, 20, 24, 25, 30, 32, 40, 48, 50, 60, 64, 75)  # times powers of two or of ten
 
 
+class Window(NamedTuple):
+    """Of a batch the problems from `left` to before `right`, of which those from `first` to before `end` are solved."""
+
+    left: int
+    right: int
+    first: int
+    end: int
+
+    def kept(self, found: Any, xp: Any) -> Any:
+        """Of what was found for all that it shows."""
+        own = slice(self.first - self.left, self.end - self.left)
+        return jax.tree.map(lambda array: xp.asarray(array)[own], found)
+
+
+def by_windows(count: int, size: int) -> bool:
+    """Whether so many problems of so many bytes each are a large batch, on a CPU."""
+    return count * size >= WORTH and count >= WINDOWS[-1]
+
+
+def widths(count: int, size: int) -> set[int]:
+    """For how many problems programs are compiled that solve such a batch on a CPU."""
+    return (
+        {one.right - one.left for one in windows(count, size)}
+        if by_windows(count, size)
+        else set(parts(count))
+    )
+
+
 @cache
-def parts(count: int, shared: bool = False) -> tuple[int, ...]:
-    """The sizes that a batch is cut into on a CPU; they add up to little more than there are. shared: by several cores, in
-    pairs, so that two of them end together.
+def windows(count: int, size: int) -> tuple[Window, ...]:
+    """Of a large batch. Each solves whole pieces; their number is even, so that two cores end together.
+
+    >>> [tuple(one) for one in windows(509, size=16_640)]
+    [(0, 496, 0, 252), (13, 509, 252, 509)]
+    """
+    width = next(width for width in WINDOWS if width <= count)
+    piece = per_piece(width, size)
+    pieces = -(-count // piece)
+    longest = max(min(width - ALIGNED, SHARE // size) // piece, 1)  # in pieces
+    shares = min(2 * -(-pieces // (2 * longest)), pieces)
+    ends = [min(share * pieces // shares * piece, count) for share in range(shares + 1)]
+    lefts = [min(first // ALIGNED * ALIGNED, count - width) for first in ends]
+    return tuple(Window(left, left + width, *own) for left, own in zip(lefts, pairwise(ends), strict=False))
+
+
+@cache
+def parts(count: int) -> tuple[int, ...]:
+    """The sizes that a small batch is cut into on a CPU; they add up to little more than there are.
 
     >>> parts(1_000), parts(509), parts(32), parts(60)
     ((1000,), (250, 250, 16), (32,), (60,))
-    >>> parts(1_000, shared=True), parts(1_303, shared=True)
-    ((250, 250, 250, 250), (250, 250, 250, 250, 64, 64, 64, 64, 64))
     """
     if count <= PARTS[2]:
         return (up(count),)
-    if shared:
-        found = tuple(size for size in _cut_into(-(-count // 2)) for _ in range(2))
-        return found[:-1] if sum(found[:-1]) >= count else found
-    return _cut_into(count)
-
-
-def _cut_into(count: int) -> tuple[int, ...]:
     found: tuple[int, ...] = ()
     left = count
     for size in PARTS:
@@ -63,6 +100,13 @@ def _cut_into(count: int) -> tuple[int, ...]:
         if left > 0 and size - left <= count / WASTE:
             return (*found, size)
     return found if not left else (*found, left)
+
+
+@cache
+def one_after_the_other(sizes: tuple[int, ...], count: int) -> tuple[Window, ...]:
+    """Parts of these sizes as windows of a batch, the last of which may be wider than it."""
+    ends = list(accumulate(sizes, initial=0))
+    return tuple(Window(a, b, a, min(b, count)) for a, b in pairwise(ends))
 
 
 @cache
@@ -92,32 +136,38 @@ def large_parts(count: int, size: int) -> tuple[int, ...]:
     return (most,) * whole + ((up(left),) if left else ())
 
 
-def solve_in_sizes(solve: Callable[[Any], Any], batch: Any, count: int) -> Any:
-    """What solve(batch) finds."""
-    there = reads_back()
-    worth = _bytes(batch) >= WORTH
-    sizes = large_parts(count, _bytes(batch) // count) if there else parts(count, worth)
-    if sizes == (count,):
-        return solve(batch)
-    if there and len(sizes) == 1:
-        return _cut(solve(_filled(batch, sizes[0])), count)
-    held = batch if there else jax.tree.map(np.asarray, batch)
-    ends = np.cumsum(sizes).tolist()
-    some = (_part(held, end - size, end) for size, end in zip(sizes, ends, strict=True))
-    alone = _placed(batch) or not (there or worth)
-    several = 1 if alone or is_worker() else len(used())
-    solved = partial(_solved, solve)
-    if several > 1:
-        found = list(in_threads(solved, some, max(several, 1 if there else cores())))
+def solve_in_sizes(solve: Callable[..., Any], batch: Any, count: int) -> Any:
+    """What solve(batch) finds, in arrays of NumPy where it was put together on the host. solve(some, (first, end)) finds it for
+    the problems from `first` to before `end` of them."""
+    there, size = reads_back(), _bytes(batch) // max(count, 1)
+    told = not there and by_windows(count, size)
+    if told:
+        cut = windows(count, size)
     else:
-        found = list(map(solve, some)) if there or alone else by_cores(solved, list(some))
+        cut = one_after_the_other(large_parts(count, size) if there else parts(count), count)
+    whole = cut[-1].right
+    if len(cut) == 1 and (there or whole == count):
+        return solve(batch) if whole == count else _cut(solve(_filled(batch, whole)), count)
+    held = batch if there else jax.tree.map(np.asarray, batch)
+    alone = _placed(batch) or not (there or told)
+    several = 1 if alone or is_worker() else len(used())
+
+    def begun(window: Window) -> Any:
+        some = _seen(held, window)
+        first, end = np.int32(window.first - window.left), np.int32(window.end - window.left)
+        return solve(some, (first, end)) if told else solve(some)
+
+    def solved(window: Window) -> Any:
+        """Not only begun: JAX would queue what a thread begins behind what others have begun."""
+        return jax.block_until_ready(begun(window))
+
+    if several > 1:
+        found = list(in_threads(solved, cut, max(several, 1 if there else cores())))
+    else:
+        found = list(map(begun, cut)) if there or alone else by_cores(solved, list(cut))
     xp = jnp if there and several == 1 else np
-    return jax.device_put(jax.tree.map(lambda *some: xp.concatenate(some)[:count], *found))
-
-
-def _solved(solve: Callable[[Any], Any], part: Any) -> Any:
-    """Solved, not only begun: JAX would queue what a thread begins behind what others have begun."""
-    return jax.block_until_ready(solve(part))
+    kept = [window.kept(one, xp) for window, one in zip(cut, found, strict=True)]
+    return jax.tree.map(lambda *some: xp.concatenate(some), *kept)
 
 
 def _placed(batch: Any) -> bool:
@@ -129,10 +179,12 @@ def _bytes(batch: Any) -> int:
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(batch))
 
 
-def _part(batch: Any, first: int, end: int) -> Any:
+def _seen(batch: Any, window: Window) -> Any:
+    """Through a window; where it is wider than the batch, copies of the last problem fill it."""
+
     def one(array: Any) -> Any:
-        some, xp = array[first:end], numpy_or_jax(array)
-        missing = end - first - len(some)
+        some, xp = array[window.left : window.right], numpy_or_jax(array)
+        missing = window.right - window.left - len(some)
         return some if not missing else xp.concatenate([some, xp.repeat(array[-1:], missing, axis=0)])
 
     return jax.tree.map(one, batch)

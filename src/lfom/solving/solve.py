@@ -30,7 +30,7 @@ def solve(
     own, steps, limit, fallback = _planned(ready, method, problems, steps, tolerance)
     if start is not None:
         start = problems.begun(start)
-    return Solution(*solve_batch(ready, problems, own, steps, limit, start), method, fallback)
+    return Solution(solve_batch(ready, problems, own, steps, limit, start), method, fallback)
 
 
 def _planned(ready: Prepared, method: Algorithm, problems: Any, steps: Any, tolerance: Any) -> Plan:
