@@ -2,7 +2,8 @@
 
     python benchmarks/hosts.py [--rounds 3] [--cores 1] [--most 2] [--weak]
 
-Strong scaling: the same prompts for all. Weak (--weak): as many for each as for one.
+Strong scaling: the same prompts for all, 16 million of them and 4 million for each pass. Weak (--weak): 4 and 1 million for each
+process.
 
 Every process is pinned to cores of its own (Linux). Conjugate gradients on d = 5, n = 20; a fit of a bank of four layers with
 passes of many prompts. The time of the slowest process, after everything was compiled.
@@ -51,12 +52,12 @@ def work(index, count, address, rounds, cores, times):
             took.append(time.perf_counter() - begun)
         found[name] = took
     if count == 1:
-        found["exchange"] = exchange(methods, data)
+        found["exchange"] = exchange(methods, data, times)
     if index == 0:
         print(json.dumps(found), flush=True)
 
 
-def exchange(methods, data):
+def exchange(methods, data, times):
     """What the results of `evaluate` cost that travel: seconds and bytes, by one process alone."""
     import jax
 
@@ -72,7 +73,7 @@ def exchange(methods, data):
             yield result
 
     evaluation.everywhere = seen
-    lfom.evaluate(methods, data, prompts=PROMPTS, key=jax.random.key(0))
+    lfom.evaluate(methods, data, prompts=times * PROMPTS, key=jax.random.key(0))
     evaluation.everywhere = plain
     begun = time.perf_counter()
     content = hosts._packed(kept)
@@ -118,12 +119,13 @@ def main():
         work(given.index, given.count, given.address, given.rounds, given.cores, given.times)
         return
     print(f"load of this machine: {os.getloadavg()[0]:.1f}, cores: {len(os.sched_getaffinity(0))}")
-    one = measured(1, given.rounds, given.cores)
+    size = 1 if given.weak else 4
+    one = measured(1, given.rounds, given.cores, size)
     for count in (2, 4, 8):
         if count > given.most:
             break
         times = count if given.weak else 1
-        several = measured(count, given.rounds, given.cores, times)
+        several = measured(count, given.rounds, given.cores, times * size)
         for name in ("evaluate", "least squares"):
             a, b = statistics.median(one[name]), statistics.median(several[name])
             print(
@@ -132,8 +134,8 @@ def main():
                 flush=True,
             )
             if name == "evaluate":
-                pack, unpack, size = (times * cost for cost in one["exchange"])
-                model = predicted(times * a, (pack, unpack, size), count)
+                travels = [times * cost for cost in one["exchange"]]
+                model = predicted(times * a, travels, count)
                 print(f"  the cost model says {model:.2f} s, {100 * (model / b - 1):+.0f} %", flush=True)
 
 

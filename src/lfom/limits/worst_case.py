@@ -32,9 +32,8 @@ POWERS = {  # of L that a worst case for L = 1 is multiplied with
 }  # fmt: skip
 GOOD, WORST = 1e-6, 1e-3  # accuracies relative to the value: enough, and too little to be an answer
 SMALLEST = 1e-4  # unit of a second attempt, squared for lengths
-NEGLIGIBLE = (
-    1e-4  # accuracy that is always enough: of what is so small beside the start, few digits can be had
-)
+# accuracy that is always enough: of what is so small beside the start, few digits can be had
+NEGLIGIBLE = 1e-4
 PER_ENTRY = 0.3  # operations of the program, times the sixth power of the steps: its matrices have as many entries squared
 POINTS = 200  # quadratics that are tried
 ALIKE = 1e-5  # of matrices that are multiples of one

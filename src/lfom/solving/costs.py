@@ -27,9 +27,8 @@ BEGINNING = 2.0  # seconds to look at problems, and to finish
 TRYING = {False: 2.1, True: 1.4}  # seconds to compile what tries a structure; whether it is conjugate
 REFINING = 3.5  # seconds to compile what refines one
 REFINED = 3  # structures, at most
-EIGEN = (
-    1.2e-10  # seconds for the eigenvalues and the solution of a system, over d^3 and the bytes of a number
-)
+# seconds for the eigenvalues and the solution of a system, over d^3 and the bytes of a number
+EIGEN = 1.2e-10
 PASSES = 20  # over all problems, in which a structure is tried
 GRADIENT = 4  # passes that an iteration of refining costs
 TRIED, LEFT = 8e6, 50e6  # bytes that programs leave which try and refine a structure

@@ -37,12 +37,10 @@ MOST = 2**20  # prompts of a chunk on an accelerator
 BYTES = 2**29  # that the problems of a chunk may take there
 IN_A_BLOCK = 100  # groups of prompts
 AHEAD = 4  # chunks that an accelerator has to do at any time
-TOGETHER = (
-    10  # blocks of a chunk on a CPU: starting a program for each would take as long as what it computes
-)
-LIGHT = (
-    2**25
-)  # bytes that the problems of such a chunk may take: larger blocks take long enough by themselves
+# blocks of a chunk on a CPU: starting a program for each would take as long as what it computes
+TOGETHER = 10
+# bytes that the problems of such a chunk may take: larger blocks take long enough by themselves
+LIGHT = 2**25
 PIECE = 10  # chunks whose numbers travel together; blocks, where a chunk has as many
 PER_PROMPT = 1e3  # operations of a method on one prompt, at the least
 CORE = 2e9  # of them in a second on a core, at the most

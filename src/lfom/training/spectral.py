@@ -25,12 +25,10 @@ from lfom.training.state import Phase, Setting, State
 # make most of the loss: fitted to 600,000, numbers are up to .4 above the optimum.
 PROMPTS = 2_400_000
 CHUNK = 20_000  # of them at a time
-LAYERS = (
-    1  # of the model that finds M: with more its loss says less about M (errors of .3 %, with three 1.5 %)
-)
-ALIKE = (
-    1.0  # in log loss: a run that begins with another's numbers and ends further above it looks for its own
-)
+# of the model that finds M: with more its loss says less about M (errors of .3 %, with three 1.5 %)
+LAYERS = 1
+# in log loss: a run that begins with another's numbers and ends further above it looks for its own
+ALIKE = 1.0
 
 
 def has_spectral_view(phase: Phase, setting: Setting) -> bool:
