@@ -10,7 +10,6 @@ from typing import Any
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
@@ -26,6 +25,7 @@ from lfom.core.preconditioners import Full, Scaled, Shared
 from lfom.core.problems import Quadratic
 from lfom.core.readers import Attention, Gradient, Heads, KernelAttention, Normalised
 from lfom.core.threads import in_threads
+from lfom.core.unroll import WRITTEN_OUT_COVARIATES
 from lfom.limits.spectral import on_eigenvalues, spectra
 from lfom.limits.worst_case import worst_case
 from lfom.methods import classical as methods
@@ -248,8 +248,9 @@ def corner_mixtures(heads: tuple[Method, ...], chosen: int) -> Iterator[Algorith
     """Every kind of gate at the corner of one head: free, per layer, softmax in the limit, hard."""
     corner = theorems.gate_to(heads, chosen)
     yield corner
-    yield mixture(heads, jnp.repeat(corner.gates[:, None], corner.depth, axis=1), per_layer=True)
-    yield mixture(heads, 1e3 * corner.gates, gating="softmax")  # exp(-1000) is zero
+    gates = np.asarray(corner.gates)
+    yield mixture(heads, as_array(np.repeat(gates[:, None], corner.depth, axis=1)), per_layer=True)
+    yield mixture(heads, as_array(1e3 * gates), gating="softmax")  # exp(-1000) is zero
     yield mixture(heads, corner.gates, gating="hard")
 
 
@@ -279,15 +280,18 @@ def check_chebyshev(rng: np.random.Generator) -> float:
     return _against_iterates([method, again], prompt, w)
 
 
+def _any_memformer(d: int, depth: int, options: dict[str, Any]) -> Any:
+    return memformer(d, depth, key=jax.random.key(0), **options)
+
+
 def random_memories(rng: np.random.Generator, d: int, depth: int) -> Iterator[Memory]:
     """Every linear memory, with random coefficients."""
     yield Forget(as_array(rng.uniform(0.5, 1, depth)))
     yield Register(as_array(rng.uniform(0.5, 1, depth)), as_array(rng.uniform(-0.5, 0.5, depth)))
     for gamma, tied, own_is_one in itertools.product(GAMMAS, (True, False), (True, False)):
         options = {"gamma": gamma, "tied": tied, "own_is_one": own_is_one, "context": 7}
-        shapes = eqx.filter_eval_shape(memformer, d, depth, key=jax.random.key(0), **options).memory
-        assert isinstance(shapes, Bank)
-        values = jax.tree.map(lambda x: as_array(rng.uniform(-0.5, 0.5, x.shape)), shapes.gamma)
+        shapes = eqx.filter_eval_shape(_any_memformer, d, depth, options).memory.gamma
+        values = jax.tree.map(lambda x: as_array(rng.uniform(-0.5, 0.5, x.shape)), shapes)
         yield Bank(values, tied, own_is_one)
 
 
@@ -334,7 +338,7 @@ def check_kernels(rng: np.random.Generator) -> float:
         table, a = lower_triangle(rng, depth), rng.uniform(0.5, 1, depth)
         numbers, reader = as_array(table), KernelAttention(Scaled(as_array(a)), kernel)  # type: ignore[call-arg,arg-type]
         bank = Method(reader, Bank(Scalar(numbers), False), depth)
-        pairs = Method(reader, Bank(Pair(numbers, numbers**2), False), depth)
+        pairs = Method(reader, Bank(Pair(numbers, as_array(table**2)), False), depth)
         conjugate = memformer(d, depth, reader=kernel, memory="conjugate", key=jax.random.key(0))
         algorithms += [bank, pairs, conjugate]
         wanted.append(reference.functional_descent(X, y, query, reference.KERNELS[name], table * a))
@@ -345,8 +349,9 @@ def check_kernels(rng: np.random.Generator) -> float:
 
 
 def check_links(rng: np.random.Generator) -> float:
-    """Iterates against tokens where labels follow through a link: every memory, two heads, one with B."""
-    d, depth, worst = 3, 3, 0.0
+    """Iterates against tokens where labels follow through a link: every memory, two heads, one with B; layers as a
+    loop."""
+    d, depth, worst = 3, WRITTEN_OUT_COVARIATES + 1, 0.0
     plain = random_prompt(rng, d=d, n=7)
     A, B = random_matrices(rng, plain, depth), 0.3 * random_matrices(rng, plain, depth)
     rewriting = Normalised(Gradient(Full(as_array(0.3 * A)), Full(as_array(B))))
@@ -367,7 +372,8 @@ def check_spectral(rng: np.random.Generator) -> float:
     M = np.eye(d) + half @ half.T
     a = 0.5 * safe_scale(prompt) / np.linalg.norm(M, 2) * rng.uniform(0.5, 1.5, depth)
     reader = Gradient(Shared(as_array(a), as_array(M)), Scaled(as_array(rng.uniform(0.3, 1, depth))))
-    decomposed = spectra(Quadratic.of(jax.tree.map(lambda x: x[None], prompt)), M)
+    alone = jax.tree.map(lambda x: as_array(np.asarray(x)[None]), prompt)
+    decomposed = spectra(eqx.filter_jit(Quadratic.of)(alone), M)
     every = [Method(reader, memory, depth) for memory in random_memories(rng, d, depth)]
     spectral = [method for method in every if method.on_eigenvalues is not None]
     answers = _on_eigenvalues([method.on_eigenvalues for method in spectral], as_array(decomposed.t))
@@ -436,7 +442,7 @@ def check_learned(rng: np.random.Generator) -> float:
     y = np.einsum("pni,pi->pn", X, w)
     method = learn(LeastSquaresProblems(X[:60], y[:60]), 3, "preconditioned:full", seed, iterations=0)
     parts = (X[60:], y[60:], queries[60:], np.sum(queries * w, axis=1)[60:])
-    prompts = Prompt(*(jnp.asarray(part) for part in parts))
+    prompts = Prompt(*(as_array(part) for part in parts))
     solution = method.solve(LeastSquaresProblems(prompts.X, prompts.y))
     wanted = np.sum(np.asarray(solution.value) * np.asarray(prompts.query), axis=1)
     found = np.asarray(run(theorems.memformer_of(method), prompts, view="tokens").predictions[-1])
@@ -541,6 +547,7 @@ CHECKS: dict[str, Callable[[np.random.Generator], float]] = {
     "Proposition 2: all diagonal LFOMs, d heads": check_proposition_2_diagonal,
     "thm:multihead_moe_refined: gates at a corner": check_soft_gating,
     **MOMENTA,
+    "A learned method = the Transformer that runs it": check_learned,
     "Token view = attention token by token": check_tokens,
     "Iterate view = token view": check_views,
     "Joint view = token view, any P and Q": check_joint,
@@ -548,7 +555,6 @@ CHECKS: dict[str, Callable[[np.random.Generator], float]] = {
     "Iterate view = token view, classes and counts": check_links,
     "GD++ on eigenvalues = token view": check_spectral,
     "Heads collapse (B = 0, one memory)": check_heads_collapse,
-    "A learned method = the Transformer that runs it": check_learned,
     "Appendix D: stationary at a multiple of S^-1": check_stationarity,
     "Worst case of gradient descent": check_worst_gradient_descent,
     "Worst cases of OGM and OGM-G": check_worst_ogm,
