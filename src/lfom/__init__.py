@@ -60,17 +60,12 @@ from lfom.prompts.queries import OneOrthant, OrthogonalQuery, RepeatedQuery
 from lfom.prompts.run import Trajectory, run
 from lfom.prompts.shifts import AnyOf, HeavyTailed, RandomScale, turn
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the names of _LATER; not those of modules that use this one
     from lfom.adaptation import Adaptation, PerPrompt, adapt
-    from lfom.experiments.experiment import Experiment
-    from lfom.experiments.statistics import Claims
-    from lfom.experiments.workbench import Outcome, Workbench
     from lfom.files import load, save
     from lfom.limits.optimum import exact_optimum, sampled_optimum
     from lfom.limits.posterior import PosteriorMean
     from lfom.limits.worst_case import WorstCase, worst_case
-    from lfom.report.results import Claim, Row
-    from lfom.reproduction import reproduce
     from lfom.scale import solve_stream
     from lfom.solving import ConvexLosses, LeastSquaresProblems, LinearSystems, Solution, learn
     from lfom.training import Adam, Fit, LeastSquares, PerRun, PrefixScore, Score, evaluate, fit
