@@ -2,11 +2,14 @@
 
 import dataclasses
 import itertools
+import threading
 
+import jax
 import numpy as np
 import pytest
 
 from lfom import reference, verify
+from lfom.core import threads
 from lfom.core.problems import JointGram
 
 SLOW = "Iterate view = token view"  # the same agreement is tested in test_unroll, size by size
@@ -37,13 +40,14 @@ def test_a_broken_equation_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     # 1/n twice, as in the paper's proof (docs/mathematics.md 2.2)
     monkeypatch.setattr(reference, "gradient", lambda X, y, w: gradient(X, y, w) / len(y))
     monkeypatch.setattr(verify, "CHECKS", {name: verify.CHECKS[name]})
-    (check,) = verify.verify(seed=0, rounds=1)
+    (check,) = verify.verify(seed=1, rounds=1)  # of more than one example
     assert not check.ok
     assert check.max_error > 1e-3
 
 
 @pytest.mark.parametrize("name", ["Joint view = token view, any P and Q", "GD++ on eigenvalues = token view"])
 def test_a_prompt_that_is_written_wrongly_is_reported(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    jax.clear_caches()  # programs of other tests read prompts as they should be
     every, joint, decomposed = verify.random_memories, JointGram.of, verify.spectra
     monkeypatch.setattr(verify, "random_memories", lambda *sizes: itertools.islice(every(*sizes), 1))
     monkeypatch.setattr(
@@ -52,6 +56,7 @@ def test_a_prompt_that_is_written_wrongly_is_reported(name: str, monkeypatch: py
     monkeypatch.setattr(verify, "spectra", lambda q, M: decomposed(q, 1.1 * M))
     monkeypatch.setattr(verify, "CHECKS", {name: verify.CHECKS[name]})
     (check,) = verify.verify(seed=0, rounds=1)
+    jax.clear_caches()
     assert not check.ok
     assert check.max_error > 1e-3
 
@@ -68,6 +73,25 @@ def test_an_error_that_is_not_a_number_fails(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(verify, "CHECKS", {"nan": lambda rng: float("nan")})
     (check,) = verify.verify(seed=0, rounds=1)
     assert not check.ok
+
+
+def test_statements_come_in_order_and_alone_see_the_same_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = threading.Event()
+
+    def first(rng: np.random.Generator) -> float:
+        assert slow.wait(timeout=60)
+        return float(rng.uniform())
+
+    def second(rng: np.random.Generator) -> float:
+        slow.set()
+        return float(rng.uniform())
+
+    monkeypatch.setattr(threads, "cores", lambda: 2)
+    monkeypatch.setattr(verify, "CHECKS", {"first": first, "second": second})
+    every = list(verify.verify(seed=3))
+    assert [check.name for check in every] == ["first", "second"]
+    assert list(verify.verify(seed=3, only="second")) == every[1:]
+    assert every[0].max_error != every[1].max_error
 
 
 def test_conjugate_prompts_keep_their_digits() -> None:

@@ -5,9 +5,8 @@ from lfom.started import end_quietly_while_importing
 end_quietly_while_importing()  # before JAX, which takes seconds
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lfom.adaptation import Adaptation, PerPrompt, adapt
 from lfom.core import coefficients, links, memories, preconditioners, problems, readers
 from lfom.core.archive import own_version
 from lfom.core.checks import InputError
@@ -26,10 +25,6 @@ from lfom.core.parameters import parameter, part
 from lfom.core.preconditioners import Preconditioner
 from lfom.core.problems import Problem
 from lfom.core.readers import Reader
-from lfom.files import load, save
-from lfom.limits.optimum import exact_optimum, sampled_optimum
-from lfom.limits.posterior import PosteriorMean
-from lfom.limits.worst_case import WorstCase, worst_case
 from lfom.methods import theorems
 from lfom.methods.classical import (
     chebyshev,
@@ -64,29 +59,54 @@ from lfom.prompts.prompt import LinkPrompt, Prompt, prompt_from_arrays
 from lfom.prompts.queries import OneOrthant, OrthogonalQuery, RepeatedQuery
 from lfom.prompts.run import Trajectory, run
 from lfom.prompts.shifts import AnyOf, HeavyTailed, RandomScale, turn
-from lfom.scale import solve_stream
-from lfom.solving import ConvexLosses, LeastSquaresProblems, LinearSystems, Solution, learn
-from lfom.training import Adam, Fit, LeastSquares, PerRun, PrefixScore, Score, evaluate, fit
-from lfom.training.tuning import tune
+
+if TYPE_CHECKING:  # the names of _LATER; not those of modules that use this one
+    from lfom.adaptation import Adaptation, PerPrompt, adapt
+    from lfom.files import load, save
+    from lfom.limits.optimum import exact_optimum, sampled_optimum
+    from lfom.limits.posterior import PosteriorMean
+    from lfom.limits.worst_case import WorstCase, worst_case
+    from lfom.scale import solve_stream
+    from lfom.solving import ConvexLosses, LeastSquaresProblems, LinearSystems, Solution, learn
+    from lfom.training import Adam, Fit, LeastSquares, PerRun, PrefixScore, Score, evaluate, fit
+    from lfom.training.tuning import tune
 
 __version__ = own_version()
 
-# What experiments of one's own need, imported when it is asked for: it draws, and `import lfom` need not wait.
+# Methods and prompts are there at once. What trains, learns, solves, reads files or draws is imported when it is first
+# asked for, so that `import lfom` need not wait for it.
 _LATER = {
-    "Claim": "report.results",
-    "Claims": "experiments.statistics",
-    "Experiment": "experiments.experiment",
-    "Outcome": "experiments.workbench",
-    "reproduce": "reproduction",
-    "Row": "report.results",
-    "Workbench": "experiments.workbench",
+    "adaptation": ("Adaptation", "PerPrompt", "adapt"),
+    "experiments.experiment": ("Experiment",),
+    "experiments.statistics": ("Claims",),
+    "experiments.workbench": ("Outcome", "Workbench"),
+    "files": ("load", "save"),
+    "limits.optimum": ("exact_optimum", "sampled_optimum"),
+    "limits.posterior": ("PosteriorMean",),
+    "limits.worst_case": ("WorstCase", "worst_case"),
+    "report.results": ("Claim", "Row"),
+    "reproduction": ("reproduce",),
+    "scale": ("solve_stream",),
+    "solving": ("ConvexLosses", "LeastSquaresProblems", "LinearSystems", "Solution", "learn"),
+    "training": ("Adam", "Fit", "LeastSquares", "PerRun", "PrefixScore", "Score", "evaluate", "fit"),
+    "training.tuning": ("tune",),
 }
+_MODULES = {name: module for module, names in _LATER.items() for name in names}
+_FOLDERS = ("adaptation", "files", "limits", "scale", "solving", "training")
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATER:
+    if name in _FOLDERS:
+        return importlib.import_module(f"lfom.{name}")
+    if name not in _MODULES:
         raise AttributeError(f"module 'lfom' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"lfom.{_LATER[name]}"), name)
+    found = getattr(importlib.import_module(f"lfom.{_MODULES[name]}"), name)
+    globals()[name] = found  # the next time nobody asks here
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULES, *_FOLDERS})
 
 
 __all__ = [

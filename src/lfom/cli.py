@@ -20,7 +20,7 @@ from lfom.commands.telling import telling
 from lfom.commands.train import train_command
 from lfom.core import archive, checks
 from lfom.core.checks import InputError
-from lfom.core.compiler import keep_sums
+from lfom.core.compiler import compile_quickly, keep_sums
 from lfom.core.hosts import writes
 from lfom.started import INTERRUPTED, end, imported
 
@@ -84,6 +84,7 @@ def verify_command(
         checks.seed("--seed", seed)
     from lfom.verify import statements, verify
 
+    compile_quickly()
     found, count = [], len(statements(only))
     with telling(f"checking {count} statement{'s' * (count > 1)} in float64") as say:
         for check in verify(seed, only=only):

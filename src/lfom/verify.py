@@ -4,13 +4,14 @@ Each check returns the largest relative error it saw. Float64 throughout.
 """
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from lfom import reference
 from lfom.core.arrays import as_array
@@ -23,14 +24,15 @@ from lfom.core.methods import Algorithm, Method
 from lfom.core.preconditioners import Full, Scaled, Shared
 from lfom.core.problems import Quadratic
 from lfom.core.readers import Attention, Gradient, Heads, KernelAttention, Normalised
-from lfom.core.states import NoSuchView
+from lfom.core.threads import in_threads
+from lfom.core.unroll import WRITTEN_OUT_COVARIATES
 from lfom.limits.spectral import on_eigenvalues, spectra
 from lfom.limits.worst_case import worst_case
 from lfom.methods import classical as methods
 from lfom.methods import optimal, theorems
 from lfom.methods.memformer import GAMMAS, memformer, mixture
 from lfom.prompts.prompt import Prompt, prompt_from_arrays
-from lfom.prompts.run import run
+from lfom.prompts.run import Trajectory, run
 from lfom.solving import LeastSquaresProblems, learn, statuses
 
 TOLERANCE = 1e-10
@@ -54,14 +56,21 @@ def verify(seed: int | None = None, rounds: int = 2, only: str = "") -> Iterator
     """Run every check on fresh prompts, `rounds` problems each, yielding as they finish. only: those whose statement
     has this text in it."""
     wanted = statements(only)
-    rng = np.random.default_rng(seed)
-    sizes = int(rng.integers(2**32))
+    seeds = np.random.SeedSequence(seed)
+    sizes = int(seeds.generate_state(1)[0])
+    own = dict(zip(CHECKS, seeds.spawn(len(CHECKS)), strict=True))
+
+    def one(name: str) -> Check:
+        check, rng = wanted[name], np.random.default_rng(own[name])
+        error = max(check(OneSize(rng, sizes)) for _ in range(rounds))  # type: ignore[arg-type]
+        allowed = PROGRAM if check in WORST_CASES else TOLERANCE
+        return Check(name, float(error), allowed, bool(error <= allowed))
+
+    # Side by side, since most of the time goes into compiling; what shares programs, one after another.
+    jobs = [list(names) for _, names in itertools.groupby(wanted, lambda name: name in MOMENTA or name)]
     with jax.enable_x64(True):
-        for name, check in wanted.items():
-            with jax.disable_jit(check in MANY_SMALL):
-                error = max(check(OneSize(rng, sizes)) for _ in range(rounds))  # type: ignore[arg-type]
-            allowed = PROGRAM if check in WORST_CASES else TOLERANCE
-            yield Check(name, float(error), allowed, bool(error <= allowed))
+        for found in in_threads(lambda names: [one(name) for name in names], jobs):
+            yield from found
 
 
 def statements(only: str = "") -> dict[str, Callable[[np.random.Generator], float]]:
@@ -129,22 +138,47 @@ def relative(found: Any, wanted: Any) -> float:
     return float(np.abs(found - wanted).max() / max(np.abs(wanted).max(), 1e-300))
 
 
-def _against_iterates(algorithm: Algorithm, prompt: Prompt, w: list[np.ndarray]) -> float:
-    """Tokens and iterates of an algorithm against the iterates of the reference."""
-    wanted = np.stack(w) @ np.asarray(prompt.query)
-    error = relative(run(algorithm, prompt, view="tokens").predictions, wanted)
-    try:
-        trajectory = run(algorithm, prompt, view="iterates")
-    except NoSuchView:
-        return error
-    return max(error, relative(trajectory.weights, np.stack(w)))
+def trajectories(
+    algorithms: Sequence[Algorithm], prompt: Prompt, views: tuple[str, ...] = ("tokens", "iterates")
+) -> list[dict[str, Trajectory]]:
+    """Of every algorithm in those of the views that it has."""
+    return _one_program(list(algorithms), prompt, views)
+
+
+@eqx.filter_jit
+def _one_program(
+    algorithms: list[Algorithm], prompt: Prompt, views: tuple[str, ...]
+) -> list[dict[str, Trajectory]]:
+    """Many algorithms, since a program for each of them takes twice as long to compile."""
+    return [
+        {view: run(algorithm, prompt, view=view) for view in views if view in algorithm.views}
+        for algorithm in algorithms
+    ]
+
+
+def _views_agree(algorithms: Sequence[Algorithm], prompt: Prompt, views: tuple[str, str]) -> float:
+    """The predictions in both views, of all algorithms that have them."""
+    both = [algorithm for algorithm in algorithms if set(views) <= set(algorithm.views)]
+    found = trajectories(both, prompt, views)
+    assert found
+    return max(relative(*(of[view].predictions for view in views)) for of in found)
+
+
+def _against_iterates(algorithms: Sequence[Algorithm], prompt: Prompt, w: list[np.ndarray]) -> float:
+    """Tokens and, where they exist, iterates of algorithms against the iterates of the reference."""
+    wanted, worst = np.stack(w) @ np.asarray(prompt.query), 0.0
+    for found in trajectories(algorithms, prompt):
+        worst = max(worst, relative(found["tokens"].predictions, wanted))
+        if "iterates" in found:
+            worst = max(worst, relative(found["iterates"].weights, np.stack(w)))
+    return worst
 
 
 def check_lemma_1(rng: np.random.Generator) -> float:
     prompt, depth = drawn(rng)
     A = random_matrices(rng, prompt, depth)
     w = reference.preconditioned_gradient_descent(*examples(prompt), list(A))
-    return _against_iterates(theorems.gradient_descent_transformer(as_array(A)), prompt, w)
+    return _against_iterates([theorems.gradient_descent_transformer(as_array(A))], prompt, w)
 
 
 def conjugate_prompt(rng: np.random.Generator) -> Prompt:
@@ -158,9 +192,8 @@ def conjugate_prompt(rng: np.random.Generator) -> Prompt:
 def check_proposition_1(rng: np.random.Generator) -> float:
     prompt, depth, stop = conjugate_prompt(rng), int(rng.integers(1, 11)), 1e-9
     w = reference.conjugate_gradient(*examples(prompt), depth, stop=stop)
-    per_prompt = theorems.conjugate_gradient_memformer(prompt, depth, stop)
-    register = theorems.conjugate_memformer(depth, stop)
-    return max(_against_iterates(per_prompt, prompt, w), _against_iterates(register, prompt, w))
+    per_prompt = eqx.filter_jit(theorems.conjugate_gradient_memformer)(prompt, depth, stop)
+    return _against_iterates([per_prompt, theorems.conjugate_memformer(depth, stop)], prompt, w)
 
 
 def check_preconditioned_cgd(rng: np.random.Generator) -> float:
@@ -169,7 +202,7 @@ def check_preconditioned_cgd(rng: np.random.Generator) -> float:
     M = rng.normal(size=(d, d)) / np.sqrt(d)
     A = np.eye(d) + 0.3 * M @ M.T
     w = reference.conjugate_gradient(*examples(prompt), depth, A, stop)
-    return _against_iterates(methods.conjugate_gradient(depth, A, stop=stop), prompt, w)
+    return _against_iterates([methods.conjugate_gradient(depth, A, stop=stop)], prompt, w)
 
 
 def check_proposition_2_one_head(rng: np.random.Generator) -> float:
@@ -181,7 +214,7 @@ def check_proposition_2_one_head(rng: np.random.Generator) -> float:
     for k in range(depth):
         gradients.append(A[k].T @ reference.gradient(X, y, w[k]))
         w.append(w[k] - sum(gamma[k, j] * gradients[j] for j in range(k + 1)))
-    return _against_iterates(theorems.lfom_memformer(as_array(A), as_array(gamma)), prompt, w)
+    return _against_iterates([theorems.lfom_memformer(as_array(A), as_array(gamma))], prompt, w)
 
 
 def random_coefficients(rng: np.random.Generator, prompt: Prompt, depth: int, d: int) -> np.ndarray:
@@ -195,7 +228,7 @@ def check_proposition_2_diagonal(rng: np.random.Generator) -> float:
     w = reference.lfom(*examples(prompt), gamma)
     heads = theorems.diagonal_lfom(as_array(gamma))
     on_iterates = run(methods.lfom(as_array(gamma)), prompt, view="iterates").weights
-    return max(_against_iterates(heads, prompt, w), relative(on_iterates, np.stack(w)))
+    return max(_against_iterates([heads], prompt, w), relative(on_iterates, np.stack(w)))
 
 
 def check_soft_gating(rng: np.random.Generator) -> float:
@@ -204,10 +237,10 @@ def check_soft_gating(rng: np.random.Generator) -> float:
     for _ in range(3):
         reader = Gradient(Full(as_array(random_matrices(rng, prompt, depth))))
         heads.append(Method(reader, methods.lfom(as_array(lower_triangle(rng, depth))).memory, depth))
-    for chosen, view in itertools.product(range(3), ("tokens", "iterates")):
-        alone = run(heads[chosen], prompt, view=view).predictions
-        for gated in corner_mixtures(tuple(heads), chosen):
-            worst = max(worst, relative(run(gated, prompt, view=view).predictions, alone))
+    for chosen in range(3):
+        alone, *gated = trajectories([heads[chosen], *corner_mixtures(tuple(heads), chosen)], prompt)
+        for found, view in itertools.product(gated, ("tokens", "iterates")):
+            worst = max(worst, relative(found[view].predictions, alone[view].predictions))
     return worst
 
 
@@ -215,8 +248,9 @@ def corner_mixtures(heads: tuple[Method, ...], chosen: int) -> Iterator[Algorith
     """Every kind of gate at the corner of one head: free, per layer, softmax in the limit, hard."""
     corner = theorems.gate_to(heads, chosen)
     yield corner
-    yield mixture(heads, jnp.repeat(corner.gates[:, None], corner.depth, axis=1), per_layer=True)
-    yield mixture(heads, 1e3 * corner.gates, gating="softmax")  # exp(-1000) is zero
+    gates = np.asarray(corner.gates)
+    yield mixture(heads, as_array(np.repeat(gates[:, None], corner.depth, axis=1)), per_layer=True)
+    yield mixture(heads, as_array(1e3 * gates), gating="softmax")  # exp(-1000) is zero
     yield mixture(heads, corner.gates, gating="hard")
 
 
@@ -230,8 +264,8 @@ def _check_linear(build: Callable[..., Method], plain: Callable[..., list[np.nda
         method = build(eta, beta, depth)
         coefficients = methods.lfom_coefficients(method)[..., 0]
         again = reference.lfom(*examples(prompt), np.asarray(coefficients))
-        errors = [_against_iterates(one, prompt, w) for one in (method, methods.lfom(coefficients))]
-        return max(*errors, relative(np.stack(again), np.stack(w)))
+        error = _against_iterates([method, methods.lfom(coefficients)], prompt, w)
+        return max(error, relative(np.stack(again), np.stack(w)))
 
     return check
 
@@ -243,7 +277,11 @@ def check_chebyshev(rng: np.random.Generator) -> float:
     w = reference.chebyshev(*examples(prompt), lowest, highest, depth)
     method = methods.chebyshev(lowest, highest, depth)
     again = methods.lfom(methods.lfom_coefficients(method)[..., 0])
-    return max(_against_iterates(method, prompt, w), _against_iterates(again, prompt, w))
+    return _against_iterates([method, again], prompt, w)
+
+
+def _any_memformer(d: int, depth: int, options: dict[str, Any]) -> Any:
+    return memformer(d, depth, key=jax.random.key(0), **options)
 
 
 def random_memories(rng: np.random.Generator, d: int, depth: int) -> Iterator[Memory]:
@@ -251,17 +289,15 @@ def random_memories(rng: np.random.Generator, d: int, depth: int) -> Iterator[Me
     yield Forget(as_array(rng.uniform(0.5, 1, depth)))
     yield Register(as_array(rng.uniform(0.5, 1, depth)), as_array(rng.uniform(-0.5, 0.5, depth)))
     for gamma, tied, own_is_one in itertools.product(GAMMAS, (True, False), (True, False)):
-        start = memformer(
-            d, depth, gamma=gamma, tied=tied, own_is_one=own_is_one, context=7, key=jax.random.key(0)
-        ).memory
-        assert isinstance(start, Bank)
-        values = jax.tree.map(lambda x: as_array(rng.uniform(-0.5, 0.5, x.shape)), start.gamma)
+        options = {"gamma": gamma, "tied": tied, "own_is_one": own_is_one, "context": 7}
+        shapes = eqx.filter_eval_shape(_any_memformer, d, depth, options).memory.gamma
+        values = jax.tree.map(lambda x: as_array(rng.uniform(-0.5, 0.5, x.shape)), shapes)
         yield Bank(values, tied, own_is_one)
 
 
 def check_views(rng: np.random.Generator) -> float:
     """Iterates against tokens for every memory, with and without B, one head and two."""
-    d, depth, worst = 3, 3, 0.0
+    d, depth = 3, 3
     prompt = random_prompt(rng, d=d, n=7)
     matrices = [as_array(random_matrices(rng, prompt, depth)) for _ in range(2)]
     B = as_array(0.3 * random_matrices(rng, prompt, depth))
@@ -273,55 +309,49 @@ def check_views(rng: np.random.Generator) -> float:
     ]
     pair = (Method(plain, memories[1], depth), Method(two_heads, memories[0], depth))
     algorithms.append(mixture(pair, as_array([0.6, 0.3])))
-    for algorithm in algorithms:
-        try:
-            found = run(algorithm, prompt, view="iterates").predictions
-            wanted = run(algorithm, prompt, view="tokens").predictions
-        except NoSuchView:
-            continue
-        worst = max(worst, relative(found, wanted))
-    return worst
+    return _views_agree(algorithms, prompt, ("iterates", "tokens"))
 
 
 def check_joint(rng: np.random.Generator) -> float:
     """The joint Gram matrix against tokens for every memory: any P and Q in two heads, and GD++."""
-    d, depth, worst = 3, 3, 0.0
+    d, depth = 3, 3
     prompt = random_prompt(rng, d=d, n=7)
     size = 1.5 * min(1.0, safe_scale(prompt)) ** 0.5
     weights = [as_array(size * w / (d + 1)) for w in rng.normal(size=(4, depth, d + 1, d + 1))]
     any_weights = Heads((Attention(*weights[:2]), Normalised(Attention(*weights[2:]))))
     A, B = random_matrices(rng, prompt, depth), 0.3 * random_matrices(rng, prompt, depth)
     sparse = Gradient(Full(as_array(A)), Full(as_array(B)))
-    for reader, memory in itertools.product((any_weights, sparse), random_memories(rng, d, depth)):
-        method = Method(reader, memory, depth)
-        if "joint" in method.views:
-            found, wanted = (run(method, prompt, view=view).predictions for view in ("joint", "tokens"))
-            worst = max(worst, relative(found, wanted))
-    return worst
+    every = itertools.product((any_weights, sparse), random_memories(rng, d, depth))
+    return _views_agree(
+        [Method(reader, memory, depth) for reader, memory in every], prompt, ("joint", "tokens")
+    )
 
 
 def check_kernels(rng: np.random.Generator) -> float:
     """Attention with every kernel: on one number per example, on tokens, and as descent on functions in NumPy."""
-    d, n, depth, worst = 4, 7, 4, 0.0
+    d, n, depth = 4, 7, 4
     X, y, query = rng.normal(size=(n, d)) / 2, rng.normal(size=n), rng.normal(size=d) / 2
     prompt = prompt_from_arrays(X, y, query, 0.0)
+    algorithms: list[Algorithm] = []
+    wanted = []
     for name, kernel in KERNELS.items():
         table, a = lower_triangle(rng, depth), rng.uniform(0.5, 1, depth)
         numbers, reader = as_array(table), KernelAttention(Scaled(as_array(a)), kernel)  # type: ignore[call-arg,arg-type]
         bank = Method(reader, Bank(Scalar(numbers), False), depth)
-        pairs = Method(reader, Bank(Pair(numbers, numbers**2), False), depth)
+        pairs = Method(reader, Bank(Pair(numbers, as_array(table**2)), False), depth)
         conjugate = memformer(d, depth, reader=kernel, memory="conjugate", key=jax.random.key(0))
-        for method in (bank, pairs, conjugate):
-            found, tokens = (run(method, prompt, view=view).predictions for view in ("kernel", "tokens"))
-            worst = max(worst, relative(found, tokens))
-        plain = reference.functional_descent(X, y, query, reference.KERNELS[name], table * a)
-        worst = max(worst, relative(run(bank, prompt).predictions, plain))
-    return worst
+        algorithms += [bank, pairs, conjugate]
+        wanted.append(reference.functional_descent(X, y, query, reference.KERNELS[name], table * a))
+    found = trajectories(algorithms, prompt, ("kernel", "tokens"))
+    views = max(relative(of["kernel"].predictions, of["tokens"].predictions) for of in found)
+    banks = found[::3]
+    return max(views, *(relative(of["kernel"].predictions, w) for of, w in zip(banks, wanted, strict=True)))
 
 
 def check_links(rng: np.random.Generator) -> float:
-    """Iterates against tokens where labels follow through a link: every memory, two heads, one with B."""
-    d, depth, worst = 3, 3, 0.0
+    """Iterates against tokens where labels follow through a link: every memory, two heads, one with B; layers as a
+    loop."""
+    d, depth, worst = 3, WRITTEN_OUT_COVARIATES + 1, 0.0
     plain = random_prompt(rng, d=d, n=7)
     A, B = random_matrices(rng, plain, depth), 0.3 * random_matrices(rng, plain, depth)
     rewriting = Normalised(Gradient(Full(as_array(0.3 * A)), Full(as_array(B))))
@@ -329,11 +359,8 @@ def check_links(rng: np.random.Generator) -> float:
     labels = {LogisticLink(): rng.uniform(size=7) < 0.5, PoissonLink(): np.floor(4 * rng.uniform(size=7))}
     for link, y in labels.items():
         prompt = prompt_from_arrays(plain.X, y.astype(float), plain.query, 0.5, link=link)
-        for memory in random_memories(rng, d, depth):
-            method = Method(reader, memory, depth)
-            if "iterates" in method.views and "tokens" in method.views:
-                found, wanted = (run(method, prompt, view=v).predictions for v in ("iterates", "tokens"))
-                worst = max(worst, relative(found, wanted))
+        every = [Method(reader, memory, depth) for memory in random_memories(rng, d, depth)]
+        worst = max(worst, _views_agree(every, prompt, ("iterates", "tokens")))
     return worst
 
 
@@ -345,25 +372,31 @@ def check_spectral(rng: np.random.Generator) -> float:
     M = np.eye(d) + half @ half.T
     a = 0.5 * safe_scale(prompt) / np.linalg.norm(M, 2) * rng.uniform(0.5, 1.5, depth)
     reader = Gradient(Shared(as_array(a), as_array(M)), Scaled(as_array(rng.uniform(0.3, 1, depth))))
-    decomposed = spectra(Quadratic.of(jax.tree.map(lambda x: x[None], prompt)), M)
-    for memory in random_memories(rng, d, depth):
-        method = Method(reader, memory, depth)
-        plain = method.on_eigenvalues
-        if plain is not None:
-            g = on_eigenvalues(plain, as_array(decomposed.t))
-            found = np.einsum("kdn,dn->kn", decomposed.seen, np.asarray(g))[0, 0]
-            worst = max(worst, relative(found, run(method, prompt, view="tokens").predictions[-1]))
+    alone = jax.tree.map(lambda x: as_array(np.asarray(x)[None]), prompt)
+    decomposed = spectra(eqx.filter_jit(Quadratic.of)(alone), M)
+    every = [Method(reader, memory, depth) for memory in random_memories(rng, d, depth)]
+    spectral = [method for method in every if method.on_eigenvalues is not None]
+    answers = _on_eigenvalues([method.on_eigenvalues for method in spectral], as_array(decomposed.t))
+    for g, tokens in zip(answers, trajectories(spectral, prompt, ("tokens",)), strict=True):
+        found = np.einsum("kdn,dn->kn", decomposed.seen, np.asarray(g))[0, 0]
+        worst = max(worst, relative(found, tokens["tokens"].predictions[-1]))
     return worst
+
+
+@eqx.filter_jit
+def _on_eigenvalues(plain: list[Any], t: Array) -> list[Array]:
+    return [on_eigenvalues(one, t) for one in plain]
 
 
 def check_tokens(rng: np.random.Generator) -> float:
     """The token view itself against attention written token by token."""
-    d, depth, worst = 3, 3, 0.0
+    d, depth = 3, 3
     prompt = random_prompt(rng, d=d, n=7)
     A, B = random_matrices(rng, prompt, depth), 0.3 * random_matrices(rng, prompt, depth)
     weights = [reference.sparse_weights(A[layer], B[layer]) for layer in range(depth)]
     directions = [lambda Z, P=P, Q=Q: reference.attention(Z, P, Q) for P, Q in weights]
     Z = reference.tokens(*examples(prompt), np.asarray(prompt.query))
+    wanted, algorithms = [], []
     for tied, own_is_one in itertools.product((True, False), (True, False)):
         gamma = rng.uniform(-0.5, 0.5, (depth, depth, d + 1, 8))
 
@@ -375,11 +408,11 @@ def check_tokens(rng: np.random.Generator) -> float:
                 used[layer] = np.ones_like(used[layer])
             return sum(g * R for g, R in zip(used, stored, strict=True))
 
-        wanted = reference.memformer(Z, directions, combine)
+        wanted.append(reference.memformer(Z, directions, combine))
         bank = Bank(Hadamard(as_array(gamma[0] if tied else gamma)), tied, own_is_one)
-        method = Method(Gradient(Full(as_array(A)), Full(as_array(B))), bank, depth)
-        worst = max(worst, relative(run(method, prompt, view="tokens").predictions, wanted))
-    return worst
+        algorithms.append(Method(Gradient(Full(as_array(A)), Full(as_array(B))), bank, depth))
+    found = trajectories(algorithms, prompt, ("tokens",))
+    return max(relative(of["tokens"].predictions, w) for of, w in zip(found, wanted, strict=True))
 
 
 def check_heads_collapse(rng: np.random.Generator) -> float:
@@ -389,11 +422,12 @@ def check_heads_collapse(rng: np.random.Generator) -> float:
     several = Heads(tuple(Gradient(Full(as_array(a))) for a in A))
     one = Gradient(Full(as_array(A.sum(0))))
     bank = methods.lfom(as_array(lower_triangle(rng, depth))).memory
-    for memory in (Register(jnp.ones(depth), jnp.full(depth, 0.3)), bank):
-        wanted = run(Method(one, memory, depth), prompt, view="tokens").predictions
+    register = Register(as_array(np.ones(depth)), as_array(np.full(depth, 0.3)))
+    for memory in (register, bank):
+        algorithms = [Method(reader, memory, depth) for reader in (one, several)]
+        wanted, found = trajectories(algorithms, prompt)
         for view in ("tokens", "iterates"):
-            found = run(Method(several, memory, depth), prompt, view=view).predictions
-            worst = max(worst, relative(found, wanted))
+            worst = max(worst, relative(found[view].predictions, wanted["tokens"].predictions))
     return worst
 
 
@@ -408,7 +442,7 @@ def check_learned(rng: np.random.Generator) -> float:
     y = np.einsum("pni,pi->pn", X, w)
     method = learn(LeastSquaresProblems(X[:60], y[:60]), 3, "preconditioned:full", seed, iterations=0)
     parts = (X[60:], y[60:], queries[60:], np.sum(queries * w, axis=1)[60:])
-    prompts = Prompt(*(jnp.asarray(part) for part in parts))
+    prompts = Prompt(*(as_array(part) for part in parts))
     solution = method.solve(LeastSquaresProblems(prompts.X, prompts.y))
     wanted = np.sum(np.asarray(solution.value) * np.asarray(prompts.query), axis=1)
     found = np.asarray(run(theorems.memformer_of(method), prompts, view="tokens").predictions[-1])
@@ -499,6 +533,12 @@ def check_worst_silver(rng: np.random.Generator) -> float:
     return relative(worst_case(optimal.silver(2**n - 1)), 1 / (2 * (2 * optimal.RHO**n - 1)))
 
 
+MOMENTA: dict[str, Callable[[np.random.Generator], float]] = {
+    "Momentum as LFOM coefficients": _check_linear(methods.momentum, reference.momentum),
+    "Heavy ball as LFOM coefficients": _check_linear(methods.heavy_ball, reference.heavy_ball),
+    "NAG as LFOM coefficients": _check_linear(methods.nesterov, reference.nesterov),
+    "Chebyshev as LFOM coefficients": check_chebyshev,
+}
 CHECKS: dict[str, Callable[[np.random.Generator], float]] = {
     "Lemma 1: Linear Transformer = preconditioned GD": check_lemma_1,
     "Proposition 1: Memformer = CGD, per prompt": check_proposition_1,
@@ -506,10 +546,8 @@ CHECKS: dict[str, Callable[[np.random.Generator], float]] = {
     "Proposition 2: LFOM, one head": check_proposition_2_one_head,
     "Proposition 2: all diagonal LFOMs, d heads": check_proposition_2_diagonal,
     "thm:multihead_moe_refined: gates at a corner": check_soft_gating,
-    "Momentum as LFOM coefficients": _check_linear(methods.momentum, reference.momentum),
-    "Heavy ball as LFOM coefficients": _check_linear(methods.heavy_ball, reference.heavy_ball),
-    "NAG as LFOM coefficients": _check_linear(methods.nesterov, reference.nesterov),
-    "Chebyshev as LFOM coefficients": check_chebyshev,
+    **MOMENTA,
+    "A learned method = the Transformer that runs it": check_learned,
     "Token view = attention token by token": check_tokens,
     "Iterate view = token view": check_views,
     "Joint view = token view, any P and Q": check_joint,
@@ -517,7 +555,6 @@ CHECKS: dict[str, Callable[[np.random.Generator], float]] = {
     "Iterate view = token view, classes and counts": check_links,
     "GD++ on eigenvalues = token view": check_spectral,
     "Heads collapse (B = 0, one memory)": check_heads_collapse,
-    "A learned method = the Transformer that runs it": check_learned,
     "Appendix D: stationary at a multiple of S^-1": check_stationarity,
     "Worst case of gradient descent": check_worst_gradient_descent,
     "Worst cases of OGM and OGM-G": check_worst_ogm,
@@ -525,13 +562,3 @@ CHECKS: dict[str, Callable[[np.random.Generator], float]] = {
     "Worst case of silver steps": check_worst_silver,
 }
 WORST_CASES = (check_worst_gradient_descent, check_worst_ogm, check_worst_item, check_worst_silver)
-
-MANY_SMALL = (
-    check_views,
-    check_joint,
-    check_kernels,
-    check_links,
-    check_spectral,
-    check_tokens,
-)  # many methods of one small size: run op by op, since a program for
-# each of them takes longer to compile than all of their operations

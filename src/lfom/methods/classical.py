@@ -209,7 +209,8 @@ def lfom(coefficients: Any) -> Method:
     gamma = checks.real_array("coefficients", coefficients)
     if gamma.ndim not in (2, 3) or gamma.shape[0] != gamma.shape[1]:
         raise InputError(f"coefficients has shape {gamma.shape}: pass (steps, steps) or (steps, steps, d).")
-    gamma, steps, xp = on_host(gamma), gamma.shape[0], numpy_or_jax(gamma)
+    gamma, steps = on_host(gamma), gamma.shape[0]
+    xp = numpy_or_jax(gamma)
     lower = np.tril(np.ones((steps, steps), gamma.dtype))
     gamma = gamma * (lower if gamma.ndim == 2 else lower[..., None])
     increments = as_array(-(gamma - xp.concatenate([0 * gamma[:1], gamma[:-1]])))

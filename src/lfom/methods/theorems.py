@@ -11,10 +11,12 @@ True
 """
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jaxtyping import Float
 
 from lfom.core import checks
+from lfom.core.arrays import as_array, default_dtype, on_host, ones
 from lfom.core.checks import InputError
 from lfom.core.coefficients import Scalar
 from lfom.core.memories import Bank, Conjugate, Forget, Register, scalar_bank
@@ -30,7 +32,7 @@ from lfom.prompts.prompt import Prompt, checked
 def gradient_descent_transformer(A: Float[Array, "depth d d"]) -> Method:
     """Lemma 1: the Linear Transformer whose prediction is x.w_l, w <- w - A_l^T grad R(w)."""
     A = checks.real_array("A", A, (None, None, None))
-    return Method(Gradient(Full(A)), Forget(jnp.ones(A.shape[0])), A.shape[0])
+    return Method(Gradient(Full(A)), Forget(ones(A.shape[0])), A.shape[0])
 
 
 def conjugate_gradient_memformer(prompt: Prompt, depth: int, stop: float = 0.0) -> Method:
@@ -67,14 +69,15 @@ def diagonal_lfom(coefficients: Float[Array, "depth depth d"]) -> Mixture:
     """Theorem 2 for *all* diagonal coefficients Lambda_i^k: d heads A^h = e_h e_h^T, each with a
     bank of its own and the gate 1 (docs/mathematics.md 2.5). coefficients: as in equation 1.1, [k, i].
     """
-    gamma = checks.real_array("coefficients", coefficients, (None, None, None))
+    gamma = on_host(checks.real_array("coefficients", coefficients, (None, None, None)))
     depth, _, d = gamma.shape
     heads = []
     for h in range(d):
-        unit = jnp.zeros((d, d), gamma.dtype).at[h, h].set(1)
+        unit = np.zeros((depth, d, d), gamma.dtype)
+        unit[:, h, h] = 1
         bank = lfom(gamma[..., h]).memory
-        heads.append(Method(Gradient(Full(jnp.broadcast_to(unit, (depth, d, d)))), bank, depth))
-    return Mixture(tuple(heads), jnp.ones(d, gamma.dtype))
+        heads.append(Method(Gradient(Full(as_array(unit))), bank, depth))
+    return Mixture(tuple(heads), as_array(np.ones(d, gamma.dtype)))
 
 
 def memformer_of(method: Method) -> Method | Mixture:
@@ -120,4 +123,4 @@ def gate_to(heads: tuple[Method, ...], chosen: int) -> Mixture:
     mixture is exactly the chosen head."""
     if not 0 <= chosen < len(heads):
         raise InputError(f"chosen is {chosen}: it must be between 0 and {len(heads) - 1}.")
-    return Mixture(tuple(heads), jnp.zeros(len(heads)).at[chosen].set(1))
+    return Mixture(tuple(heads), as_array(np.eye(len(heads))[chosen], default_dtype()))
