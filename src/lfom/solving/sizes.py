@@ -11,7 +11,6 @@ over pieces (`solving/pieces.py`) keeps one core busy. A batch of one part stays
 on a CPU, and what somebody has put on a device.
 """
 
-import math
 from collections.abc import Callable
 from functools import cache, partial
 from itertools import accumulate, pairwise
@@ -46,10 +45,15 @@ class Window(NamedTuple):
     first: int
     end: int
 
-    def kept(self, found: Any, xp: Any) -> Any:
-        """Of what was found for all that it shows."""
-        own = slice(self.first - self.left, self.end - self.left)
-        return jax.tree.map(lambda array: xp.asarray(array)[own], found)
+    def seen(self, array: Any) -> Any:
+        """What it shows of an array; where it is wider, copies of the last problem fill it."""
+        some, xp = array[self.left : self.right], numpy_or_jax(array)
+        missing = self.right - self.left - len(some)
+        return some if not missing else xp.concatenate([some, xp.repeat(array[-1:], missing, axis=0)])
+
+    def kept(self, found: Any) -> Any:
+        """Of an array of what was found for all that it shows."""
+        return found[self.first - self.left : self.end - self.left]
 
 
 def by_windows(count: int, size: int) -> bool:
@@ -139,7 +143,8 @@ def large_parts(count: int, size: int) -> tuple[int, ...]:
 def solve_in_sizes(solve: Callable[..., Any], batch: Any, count: int) -> Any:
     """What solve(batch) finds, in arrays of NumPy where it was put together on the host. solve(some, (first, end)) finds it for
     the problems from `first` to before `end` of them."""
-    there, size = reads_back(), _bytes(batch) // max(count, 1)
+    leaves, structure = jax.tree.flatten(batch)
+    there, size = reads_back(), sum(leaf.nbytes for leaf in leaves) // max(count, 1)
     told = not there and by_windows(count, size)
     if told:
         cut = windows(count, size)
@@ -148,12 +153,13 @@ def solve_in_sizes(solve: Callable[..., Any], batch: Any, count: int) -> Any:
     whole = cut[-1].right
     if len(cut) == 1 and (there or whole == count):
         return solve(batch) if whole == count else _cut(solve(_filled(batch, whole)), count)
-    held = batch if there else jax.tree.map(np.asarray, batch)
-    alone = _placed(batch) or not (there or told)
+    placed = any(leaf.committed for leaf in leaves)  # somebody has said where it lies
+    alone = placed or not (there or told)
     several = 1 if alone or is_worker() else len(used())
+    held = leaves if there else [np.asarray(leaf) for leaf in leaves]
 
     def begun(window: Window) -> Any:
-        some = _seen(held, window)
+        some = jax.tree.unflatten(structure, [window.seen(array) for array in held])
         first, end = np.int32(window.first - window.left), np.int32(window.end - window.left)
         return solve(some, (first, end)) if told else solve(some)
 
@@ -165,29 +171,11 @@ def solve_in_sizes(solve: Callable[..., Any], batch: Any, count: int) -> Any:
         found = list(in_threads(solved, cut, max(several, 1 if there else cores())))
     else:
         found = list(map(begun, cut)) if there or alone else by_cores(solved, list(cut))
-    xp = jnp if there and several == 1 else np
-    kept = [window.kept(one, xp) for window, one in zip(cut, found, strict=True)]
-    return jax.tree.map(lambda *some: xp.concatenate(some), *kept)
-
-
-def _placed(batch: Any) -> bool:
-    """Whether somebody has said where it lies."""
-    return any(leaf.committed for leaf in jax.tree.leaves(batch))
-
-
-def _bytes(batch: Any) -> int:
-    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(batch))
-
-
-def _seen(batch: Any, window: Window) -> Any:
-    """Through a window; where it is wider than the batch, copies of the last problem fill it."""
-
-    def one(array: Any) -> Any:
-        some, xp = array[window.left : window.right], numpy_or_jax(array)
-        missing = window.right - window.left - len(some)
-        return some if not missing else xp.concatenate([some, xp.repeat(array[-1:], missing, axis=0)])
-
-    return jax.tree.map(one, batch)
+    xp: Any = jnp if there and several == 1 else np
+    return jax.tree.map(
+        lambda *some: xp.concatenate([one.kept(xp.asarray(a)) for one, a in zip(cut, some, strict=True)]),
+        *found,
+    )
 
 
 @partial(jax.jit, static_argnums=1)
