@@ -3,8 +3,8 @@
     python -m pytest --times build/times.jsonl     # all of them, with the processor time of each
     python -m tests.slow build/times.jsonl         # writes tests/slow.txt
 
-A test stays if it is fast, if it is the fastest of its function and not very slow, or if it is one of ALWAYS. All that
-are left out need a minute or more of compiling between them and a sibling that sees the same code.
+A test stays if it is fast, if it is the fastest of its function and not very slow, or if it is one of ALWAYS. What the file
+has no time of, as after `pytest --quick --times`, stays where it is.
 """
 
 import json
@@ -23,8 +23,10 @@ ALWAYS = (  # what no other test sees at all: several processes, devices, kills,
     "tests/test_docs.py::test_every_block_of_a_page_runs_as_pasted[docs/start.md]",
     "tests/test_hosts.py::test_a_process_that_is_killed_ends_the_other_and_one_alone_goes_on",
     "tests/test_hosts.py::test_several_processes_train_what_one_does[2]",
+    "tests/test_mutants.py",
     "tests/test_packaging.py",
     "tests/test_reproduce.py::test_kills_and_full_disks_lose_nothing",
+    "tests/test_sizes.py::test_a_problem_is_solved_as_it_is_alone[windows-options2]",
     "tests/test_train_command.py::test_a_killed_run_ends_with_the_same_bits[least squares]",
 )
 
@@ -55,6 +57,7 @@ def read(files: Iterable[str]) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    found = list(slow(read(sys.argv[1:])))
+    times = read(sys.argv[1:])
+    found = sorted({*slow(times), *(listed() - times.keys())})
     LIST.write_text("# Left to `make test-all`; made by tests/slow.py.\n" + "\n".join(found) + "\n", "utf-8")
     print(f"{len(found)} tests in {LIST}")

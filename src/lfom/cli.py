@@ -20,7 +20,7 @@ from lfom.commands.telling import telling
 from lfom.commands.train import train_command
 from lfom.core import archive, checks
 from lfom.core.checks import InputError
-from lfom.core.compiler import compile_quickly, keep_sums
+from lfom.core.compiler import keep_sums
 from lfom.core.hosts import writes
 from lfom.started import INTERRUPTED, end, imported
 
@@ -79,12 +79,11 @@ def verify_command(
     seed: Annotated[int | None, typer.Option(help="Fix the prompts.")] = None,
     only: Annotated[str, typer.Option(help="Statements with this text in them.")] = "",
 ) -> None:
-    """Every theorem as a number: largest error, tolerance, verdict. Takes about a minute."""
+    """Every theorem as a number: largest error, tolerance, verdict. Takes half a minute."""
     if seed is not None:
         checks.seed("--seed", seed)
     from lfom.verify import statements, verify
 
-    compile_quickly()
     found, count = [], len(statements(only))
     with telling(f"checking {count} statement{'s' * (count > 1)} in float64") as say:
         for check in verify(seed, only=only):

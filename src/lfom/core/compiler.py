@@ -30,11 +30,6 @@ def keep_sums() -> None:
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {PRODUCTS_ALONE}".strip()
 
 
-def compile_quickly() -> None:
-    """From here on this process compiles without optimisations: for many programs that run once or twice each."""
-    jax.config.update("jax_disable_most_optimizations", True)
-
-
 # `jit` for programs that draw random numbers and run a few times: they compile twice as fast (prompts for five
 # runs take 1.3 s of a core instead of 2.5) and run 1.3 times slower. Other programs gain nothing by it.
 jit_draws: Any = functools.partial(eqx.filter_jit, compiler_options={"xla_backend_optimization_level": 1})
