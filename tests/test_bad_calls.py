@@ -101,7 +101,7 @@ def nan_prompts() -> lfom.Prompt:
         (["train", "--with", "mine.py"], "--with is mine.py: it tells which classes a checkpoint may hold"),
         (
             ["bench", "forward", "--problems", "3", "--seed", "1"],
-            "--problems, --seed belong to `lfom bench solve`",
+            "has no --problems, --seed",
         ),
     ],
 )

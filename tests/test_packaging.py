@@ -1,5 +1,6 @@
 """What is shipped: the sdist and the wheel, installed into an empty environment, and what the package says of itself."""
 
+import json
 import os
 import subprocess
 import sys
@@ -99,6 +100,23 @@ def test_the_sdist_builds_the_same_wheel(built: Path, tmp_path: Path) -> None:
     assert {file.filename: file.CRC for file in one.infolist()} == {
         file.filename: file.CRC for file in other.infolist()
     }
+
+
+@pytest.mark.parametrize("kind", ["*.whl", "*.tar.gz"])
+def test_an_empty_environment_gets_all_it_needs(kind: str, built: Path, tmp_path: Path) -> None:
+    """With no library of this one: pip fetches what the package names, and every statement is verified."""
+    pip = (tmp_path / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "--quiet")
+    assert run(sys.executable, "-m", "venv", tmp_path).returncode == 0
+    if run(*pip, "download", "--no-deps", "--dest", tmp_path / "any", "equinox").returncode:
+        pytest.skip("pip finds no libraries by name here")
+    got = run(*pip, "install", "--constraint", ROOT / "constraints.txt", next(built.glob(kind)))
+    assert got.returncode == 0, got.stderr
+    bare = {
+        name: value for name, value in os.environ.items() if not name.startswith(("JAX", "XLA", "PYTHON"))
+    }
+    checked = run(tmp_path / "bin" / "lfom", "verify", "--json", cwd=tmp_path, env=bare)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert all(row["ok"] for row in json.loads(checked.stdout))
 
 
 def test_statements_are_verified_by_what_was_installed(environment: Path, tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def bench_command(
     if ignored:
         names = ", ".join(f"--{option.replace('_', '-')}" for option in ignored)
         raise InputError(
-            f"{names} belong to `lfom bench solve`, and {name} has no such option: leave them out."
+            f"{name} has no {names}: such options are those of `lfom bench solve`. Leave out what does not apply."
         )
     seed_number("--seed", seed)
     for option, value in {"--problems": problems, "--learn-from": learn_from}.items():

@@ -400,7 +400,9 @@ def _optimiser(name: str | None, adam: dict[str, Any], view: str) -> LeastSquare
     trains = "adam" if name is None and view in FROM_RANDOM else name
     if given and trains != "adam":
         names = ", ".join(f"--{key.replace('_', '-')}" for key in given)
-        raise InputError(f"{names} belong to Adam: add --optimiser adam, or leave them out.")
+        raise InputError(
+            f"{names}: only Adam has such options. Add --optimiser adam, or leave out what is Adam's."
+        )
     if trains is None:
         return None
     if trains == "least-squares":

@@ -14,7 +14,7 @@ from lfom.core.compiler import reads_back
 from lfom.started import BEGUN
 
 BASE = 0.33e9  # bytes of a process: Python, JAX, its compiler and one program
-BESIDE_A_GPU = 4.2e9  # bytes more: the libraries of CUDA
+BESIDE_A_GPU = 4.2e9  # bytes more: the libraries of CUDA (4.16e9 after the first sum, H200, jax 0.11.2)
 TINY = 1.0  # seconds: a job as short as this is not worth a look at the machine
 LOOK = 0.1  # seconds that a look takes
 TURN = 4.4e-5  # seconds of one turn of the loop on a quiet core

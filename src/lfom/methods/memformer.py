@@ -99,7 +99,7 @@ def memformer(
     if reader != "sparse" and any(of_sparse.values()):
         names = " and ".join(name for name, given in of_sparse.items() if given)
         raise InputError(
-            f"{names} belong to the sparse form (A, B), and reader is {reader!r}: leave them out."
+            f"reader is {reader!r}, and only the sparse form (A, B) has {names}: leave that out."
         )
     if kernel is not None and normalised:
         raise InputError(
