@@ -27,10 +27,12 @@ ALWAYS = (  # what no other test sees at all: several processes, devices, kills,
     "tests/test_packaging.py::test_an_empty_environment_gets_all_it_needs[*.whl]",
     "tests/test_packaging.py::test_everything_is_imported_without_the_extras",
     "tests/test_packaging.py::test_statements_are_verified_by_what_was_installed",
-    "tests/test_packaging.py::test_the_sdist",
-    "tests/test_packaging.py::test_the_wheel",
+    "tests/test_packaging.py::test_the_sdist_builds_the_same_wheel",
+    "tests/test_packaging.py::test_the_sdist_holds_what_a_checkout_does",
+    "tests/test_packaging.py::test_the_wheel_holds_the_package_and_its_data",
     "tests/test_reproduce.py::test_kills_and_full_disks_lose_nothing",
     "tests/test_sizes.py::test_a_problem_is_solved_as_it_is_alone[windows-options2]",
+    "tests/test_slow.py",
     "tests/test_train_command.py::test_a_killed_run_ends_with_the_same_bits[least squares]",
 )
 
@@ -41,13 +43,13 @@ def listed() -> set[str]:
 
 
 def slow(times: dict[str, float]) -> Iterator[str]:
-    """Of tests with these times, those that are left out."""
+    """Of tests with these times, those that are left out. Examples in docstrings stay."""
     fastest: dict[str, str] = {}
     for name in sorted(times, key=times.__getitem__):
         fastest.setdefault(function_of(name), name)
     for name, seconds in sorted(times.items()):
         first = fastest[function_of(name)] == name
-        if seconds >= (NOT_VERY_SLOW if first else FAST) and not name.startswith(ALWAYS):
+        if seconds >= (NOT_VERY_SLOW if first else FAST) and not name.startswith((*ALWAYS, "src/")):
             yield name
 
 
