@@ -14,7 +14,7 @@ import jax.numpy as jnp
 SMALL = 4_000_000  # bytes: a batch up to this size stays whole
 PIECE = 500_000  # bytes: a piece of a larger batch
 OWN = 200_000  # bytes: one that a core works on while others have theirs; XLA shares the work on larger ones
-WHOLE = 1_000_000  # bytes: what a window shows is one piece up to this size
+WHOLE = 1_200_000  # bytes: what a window shows is one piece up to this size
 # problems after which an array of 32-bit numbers lies as XLA wants it, whatever the size of each: what does not is copied
 ALIGNED = 16
 
