@@ -125,6 +125,8 @@ def test_a_problem_is_solved_as_it_is_alone(how_cut: str, options: dict[str, Any
     start = np.random.default_rng(0).normal(size=b.shape) if options.get("start") else None
     options = {**options, "start": start}
     found = learned("scalar").solve(problems, **options)
+    with jax.enable_x64(False):  # what was solved in float64 is read in float64
+        assert found.value.dtype == found.residuals.dtype == np.float64
     assert found.value.shape == b.shape
     assert found.residuals.shape[0] == found.status.shape[0] == count
     for i in (0, 5, 63, 64, 68, 69):

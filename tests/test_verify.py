@@ -70,9 +70,11 @@ def test_the_worst_round_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_error_that_is_not_a_number_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verify, "CHECKS", {"nan": lambda rng: float("nan")})
-    (check,) = verify.verify(seed=0, rounds=1)
+    errors = iter([1e-16, float("nan")])  # the second time
+    monkeypatch.setattr(verify, "CHECKS", {"nan": lambda rng: next(errors)})
+    (check,) = verify.verify(seed=0, rounds=2)
     assert not check.ok
+    assert max(0.0, verify.relative([1.0, np.nan], [1.0, 1.0])) == np.inf
 
 
 def test_statements_come_in_order_and_alone_see_the_same_prompts(monkeypatch: pytest.MonkeyPatch) -> None:

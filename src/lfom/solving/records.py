@@ -145,5 +145,13 @@ class Solution:
 
 
 def _as_jax(tree: Any) -> Any:
-    """What several cores have found lies in NumPy's arrays: handing one over takes as long as ten problems."""
-    return jax.tree.map(lambda leaf: jax.device_put(leaf) if isinstance(leaf, np.ndarray) else leaf, tree)
+    """What several cores have found lies in NumPy's arrays, since handing one over takes .1 to .4 ms. It keeps its precision,
+    whatever JAX computes in when it is read."""
+
+    def one(leaf: Any) -> Any:
+        if not isinstance(leaf, np.ndarray):
+            return leaf
+        with jax.enable_x64(leaf.dtype.itemsize == 8):
+            return jax.device_put(leaf)
+
+    return jax.tree.map(one, tree)
