@@ -1,6 +1,6 @@
 """Warm time per problem of `solve` for batch sizes from 500 to 5,000, primes included, and how many programs were compiled.
 
-    python benchmarks/sizes.py [--rounds 5] [--calls 9]
+    python benchmarks/sizes.py [--rounds 9] [--calls 9]
 
 Linear systems of 64 unknowns, 8 steps of conjugate gradients. In every round each size is solved once and then timed for so many
 calls; of all of them the median counts. With several rounds a machine that is slow for a moment is slow for all sizes.
@@ -24,7 +24,7 @@ SIZES = (500, 503, 509, 557, 600, 613, 647, 701, 751, 800, 877, 997, 1_000, 1_00
 
 def main():
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("--rounds", type=int, default=5)
+    asked.add_argument("--rounds", type=int, default=9)
     asked.add_argument("--calls", type=int, default=9)
     given = asked.parse_args()
     compiled = []

@@ -151,7 +151,9 @@ def _as_jax(tree: Any) -> Any:
     def one(leaf: Any) -> Any:
         if not isinstance(leaf, np.ndarray):
             return leaf
-        with jax.enable_x64(leaf.dtype.itemsize == 8):
+        if leaf.dtype.itemsize < 8:
+            return jax.device_put(leaf)
+        with jax.enable_x64(True):
             return jax.device_put(leaf)
 
     return jax.tree.map(one, tree)

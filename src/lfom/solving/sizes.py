@@ -11,6 +11,9 @@ over pieces (`solving/pieces.py`) keeps one core busy. A batch of one part stays
 on a CPU, and what somebody has put on a device.
 """
 
+import collections
+import math
+import threading
 from collections.abc import Callable
 from functools import cache, partial
 from itertools import accumulate, pairwise
@@ -27,7 +30,7 @@ from lfom.core.threads import by_cores, cores, in_threads, is_worker
 from lfom.solving.pieces import ALIGNED, per_piece
 
 WORTH = 4_000_000  # bytes of a batch that several cores or CPU devices share
-WINDOWS = (1_024, 496, 64)  # problems, multiples of ALIGNED
+WINDOWS = (1_024, 752, 496, 64)  # problems, multiples of ALIGNED
 SHARE = 10_000_000  # bytes of problems that a core takes at a time, of a large batch
 PARTS = (1_000, 250, 64, 16, 4)  # problems, of a small one
 # The last part may fill up such a part of a batch: starting one more takes as long as several problems.
@@ -163,19 +166,53 @@ def solve_in_sizes(solve: Callable[..., Any], batch: Any, count: int) -> Any:
         first, end = np.int32(window.first - window.left), np.int32(window.end - window.left)
         return solve(some, (first, end)) if told else solve(some)
 
-    def solved(window: Window) -> Any:
+    if there and several == 1:
+        kept = [jax.tree.map(window.kept, begun(window)) for window in cut]
+        return jax.tree.map(lambda *some: jnp.concatenate(some), *kept)
+    answers = Answers(count)
+
+    def solved(window: Window) -> None:
         """Not only begun: JAX would queue what a thread begins behind what others have begun."""
-        return jax.block_until_ready(begun(window))
+        answers.put(window, jax.block_until_ready(begun(window)))
 
     if several > 1:
-        found = list(in_threads(solved, cut, max(several, 1 if there else cores())))
+        collections.deque(in_threads(solved, cut, max(several, 1 if there else cores())), maxlen=0)
+    elif alone:
+        collections.deque(map(answers.put, cut, list(map(begun, cut))), maxlen=0)
     else:
-        found = list(map(begun, cut)) if there or alone else by_cores(solved, list(cut))
-    xp: Any = jnp if there and several == 1 else np
-    return jax.tree.map(
-        lambda *some: xp.concatenate([one.kept(xp.asarray(a)) for one, a in zip(cut, some, strict=True)]),
-        *found,
-    )
+        by_cores(solved, list(cut))
+    return answers.all()
+
+
+class Answers:
+    """What was found for so many problems, in arrays of NumPy that threads fill. They lie as JAX wants them, so that it takes them
+    over without a copy."""
+
+    def __init__(self, count: int):
+        self.count, self.lock = count, threading.Lock()
+        self.arrays: list[np.ndarray] = []
+        self.structure: Any = None
+
+    def put(self, window: Window, found: Any) -> None:
+        leaves, structure = jax.tree.flatten(found)
+        values = [np.asarray(leaf) for leaf in leaves]
+        with self.lock:
+            if self.structure is None:
+                self.arrays = [_aligned((self.count, *value.shape[1:]), value.dtype) for value in values]
+                self.structure = structure
+        for array, value in zip(self.arrays, values, strict=True):
+            array[window.first : window.end] = window.kept(value)
+
+    def all(self) -> Any:
+        return jax.tree.unflatten(self.structure, self.arrays)
+
+
+def _aligned(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """An array that begins at a multiple of 64 bytes, with anything in it."""
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.empty(size + 64, np.uint8)
+    begin = -memory.ctypes.data % 64
+    return memory[begin : begin + size].view(dtype).reshape(shape)
 
 
 @partial(jax.jit, static_argnums=1)
