@@ -15,7 +15,7 @@ from lfom.core.problems import Quadratic
 from lfom.core.runs import stack
 from lfom.core.unroll import losses
 from lfom.limits.optimum import exact_optimum, with_preconditioner
-from lfom.methods.classical import preconditioned_gradient_descent
+from lfom.methods.classical import momentum, preconditioned_gradient_descent
 from lfom.training import PerRun, evaluation
 from lfom.training.evaluation import evaluate_on
 from lfom.training.scores import BINS, TOLD, bins, counted, counted_on_host, value_of
@@ -232,3 +232,32 @@ def test_models_of_another_number_of_runs_are_refused() -> None:
         data = [LinearRegression(SPECTRA[0], CONTEXT)] * runs
         with pytest.raises(InputError, match=f"models for 2 runs and the data has {runs}"):
             evaluate({"GD": two}, data, prompts=CHUNK, chunk=CHUNK, key=KEY)
+
+
+def test_layers_as_a_loop_score_as_layers_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = LinearRegression([1.0, 0.5, 0.25], context=8)
+    named = {
+        "bank": memformer(3, 4, scale=0.3, key=jax.random.key(1)),
+        "momentum": momentum(0.3, 0.4, 4),
+        "short": momentum(0.3, 0.4, 2),
+        "conjugate": conjugate_gradient(3),
+        "GD++": memformer(3, 2, covariates=True, scale=0.1, key=jax.random.key(2)),
+        "nothing": gradient_descent(0.3, steps=4).truncated(0),
+    }
+    asked = []
+
+    def scores(loop: bool) -> dict[str, Any]:
+        def as_loop() -> bool:
+            asked.append(loop)
+            return loop
+
+        monkeypatch.setattr(evaluation, "loops_are_functions", as_loop)
+        evaluation._sums.clear_cache()
+        return evaluate(named, data, prompts=500, chunk=100, key=jax.random.key(0))
+
+    plain, found = scores(loop=False), scores(loop=True)
+    evaluation._sums.clear_cache()
+    assert True in asked
+    for name, score in plain.items():
+        np.testing.assert_allclose(found[name].mean, score.mean, rtol=1e-6)
+        np.testing.assert_allclose(found[name].groups, score.groups, rtol=1e-6)

@@ -102,3 +102,30 @@ def test_conjugate_prompts_keep_their_digits() -> None:
     sizes = {verify.conjugate_prompt(rng).X.shape for _ in range(60)}
     assert all(n >= 2 * d or n <= d / 2 for n, d in sizes)
     assert max(d for _, d in sizes) == 20
+
+
+def test_every_item_comes_once_with_one_of_two() -> None:
+    seen = set()
+    for seed in range(20):
+        pairs = list(verify.in_turn(np.random.default_rng(seed), "ab", range(10)))
+        assert [item for _, item in pairs] == list(range(10))
+        # of the four kinds of a bank, two by two: neither ties nor own coefficients are always with the same
+        assert ["".join(one for one, _ in pairs[first : first + 4]) for first in (2, 6)] in (
+            ["abba"] * 2,
+            ["baab"] * 2,
+        )
+        seen.add("".join(one for one, _ in pairs))
+    assert len(seen) == 2
+
+
+def test_every_memory_is_compared_for_classes_or_counts(monkeypatch: pytest.MonkeyPatch, x64: None) -> None:
+    met: list[int] = []
+    monkeypatch.setattr(
+        verify, "_views_agree", lambda methods, prompt, views: met.append(len(methods)) or 0.0
+    )
+    verify.check_links(np.random.default_rng(0))
+    assert met == [13, 13]  # of 26
+    verify.check_views(np.random.default_rng(0))
+    assert met[2:] == [27]
+    verify.check_joint(np.random.default_rng(0))
+    assert met[3:] == [26]

@@ -20,7 +20,7 @@ from lfom.commands.telling import telling
 from lfom.commands.train import train_command
 from lfom.core import archive, checks
 from lfom.core.checks import InputError
-from lfom.core.compiler import keep_sums
+from lfom.core.compiler import keep_loops, keep_sums
 from lfom.core.hosts import writes
 from lfom.started import INTERRUPTED, end, imported
 
@@ -118,6 +118,7 @@ def main() -> None:
     """Run the command line; an input error is one line on stderr and exit status 2, Ctrl-C exit status 130."""
     imported()
     keep_sums()
+    keep_loops()
     try:
         app()
     except InputError as error:

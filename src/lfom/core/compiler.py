@@ -1,9 +1,15 @@
-"""Who computes sums on a CPU: XLA's own compiler, or the library YNNPACK.
+"""Flags of XLA for the command line: who computes sums on a CPU, and what a loop there is.
+
+Sums: XLA's own compiler, or the library YNNPACK.
 
 From 0.10.2 on jaxlib hands them to YNNPACK. That is wrong in 0.10.2 and 0.11.0 (jax-ml/jax#39103: we refuse
 these versions), and slow for sums as short as ours: 30 times for an Adam step with 0.11.2. One flag of XLA
 turns it off for a whole process. The command line sets it. A library should not, so where the flag is not
 set `lfom.core.arrays` writes its sums as loops.
+
+Loops: XLA starts every operation of a loop's body anew at each turn, and shares it among cores that are busy with
+other loops: scores of 5 unknowns took 70 to 90 ns per prompt and method on two cores, and one process for each core
+40. Where the flag allows it, a loop without products of matrices, sorting or scattering is one function: 30.
 """
 
 import functools
@@ -28,6 +34,22 @@ def keep_sums() -> None:
     """Have XLA compile sums itself. To be called before anything is computed: flags are read once."""
     if sums_are_handed_over() and jax.__version_info__ < FIRST_NOT_TRIED:
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {PRODUCTS_ALONE}".strip()
+
+
+LOOPS = "xla_cpu_small_while_loop_byte_threshold"
+EXTRA = "--xla_backend_extra_options"  # names that XLA does not know do no harm there
+SMALL_LOOP = 2**24  # bytes that a turn of it reads and writes: larger ones are shared among cores
+
+
+def keep_loops() -> None:
+    """Have XLA make a small loop one function. To be called before anything is computed."""
+    said = os.environ.get("XLA_FLAGS", "")
+    if EXTRA not in said:  # a user's own choice
+        os.environ["XLA_FLAGS"] = f"{said} {EXTRA}={LOOPS}={SMALL_LOOP}".strip()
+
+
+def loops_are_functions() -> bool:
+    return jax.default_backend() == "cpu" and LOOPS in os.environ.get("XLA_FLAGS", "")
 
 
 # `jit` for programs that draw random numbers and run a few times: they compile twice as fast (prompts for five

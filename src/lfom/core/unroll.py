@@ -86,15 +86,15 @@ def last_residual(
 
 
 def losses(
-    algorithm: Algorithm, problem: Problem, active: Active | None = None
+    algorithm: Algorithm, problem: Problem, active: Active | None = None, *, loop: bool = False
 ) -> Float[Array, "steps *prompts"]:
-    """The loss |residual|^2 of every prompt after 0, 1, ..., depth steps."""
+    """The loss |residual|^2 of every prompt after 0, 1, ..., depth steps. loop: see `trace`."""
 
     def one(single: Any) -> Array:
         def watch(state: Any, past: Any) -> Array:
             return by_itself(jnp.sum(single.residual(single.readout(state)) ** 2, axis=0))
 
-        first, _, found = trace(algorithm, single, active, watch)
+        first, _, found = trace(algorithm, single, active, watch, loop=loop)
         return jnp.concatenate([watch(first, None)[None], found])
 
     return problem.each(one)

@@ -17,7 +17,8 @@ import numpy as np
 from jax import Array
 
 from lfom.core import checks, room
-from lfom.core.arrays import as_array
+from lfom.core.arrays import ONE_SUM, as_array
+from lfom.core.compiler import loops_are_functions
 from lfom.core.devices import used
 from lfom.core.hosts import everywhere
 from lfom.core.kernels import Kernel, check_semidefinite
@@ -99,7 +100,9 @@ def _sums(
     structure: Any, arrays: list[Array], active: Array, steps: Array, blocks: Problem, alive: Array
 ) -> Sums:
     method = rebuilt(structure, arrays)
-    values = _each_block(lambda problem: losses(method, problem, active), blocks)
+    values = _each_block(
+        lambda problem: losses(method, problem, active, loop=_as_loop(method, problem)), blocks
+    )
     last = jnp.take(values, steps, axis=1)
     size = last.shape[1]
     groups = last.reshape(len(last), -1, size // IN_A_BLOCK) if size % IN_A_BLOCK == 0 else last[..., None]
@@ -107,6 +110,12 @@ def _sums(
     return Sums(
         jnp.sum(values, axis=2), jnp.sum(values**2, axis=2), groups.sum(axis=2), counted(last, times), last
     )
+
+
+def _as_loop(method: Algorithm, problem: Problem) -> bool:
+    """Whether layers are a loop: where XLA makes one function of it, few unknowns are faster so (docs/design.md)."""
+    few = problem.prompts_last and problem.unknowns() <= ONE_SUM
+    return loops_are_functions() and few and method.depth > 0 and not method.moves_covariates
 
 
 def _each_block(work: Callable[[Any], Any], blocks: Any) -> Any:
