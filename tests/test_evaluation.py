@@ -244,7 +244,8 @@ def test_layers_as_a_loop_score_as_layers_written_out(monkeypatch: pytest.Monkey
         "GD++": memformer(3, 2, covariates=True, scale=0.1, key=jax.random.key(2)),
         "nothing": gradient_descent(0.3, steps=4).truncated(0),
     }
-    asked = []
+    asked: list[bool] = []
+    program: Any = evaluation._sums
 
     def scores(loop: bool) -> dict[str, Any]:
         def as_loop() -> bool:
@@ -252,11 +253,11 @@ def test_layers_as_a_loop_score_as_layers_written_out(monkeypatch: pytest.Monkey
             return loop
 
         monkeypatch.setattr(evaluation, "loops_are_functions", as_loop)
-        evaluation._sums.clear_cache()
+        program.clear_cache()
         return evaluate(named, data, prompts=500, chunk=100, key=jax.random.key(0))
 
     plain, found = scores(loop=False), scores(loop=True)
-    evaluation._sums.clear_cache()
+    program.clear_cache()
     assert True in asked
     for name, score in plain.items():
         np.testing.assert_allclose(found[name].mean, score.mean, rtol=1e-6)

@@ -3,6 +3,8 @@
 import dataclasses
 import itertools
 import threading
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -120,9 +122,12 @@ def test_every_item_comes_once_with_one_of_two() -> None:
 
 def test_every_memory_is_compared_for_classes_or_counts(monkeypatch: pytest.MonkeyPatch, x64: None) -> None:
     met: list[int] = []
-    monkeypatch.setattr(
-        verify, "_views_agree", lambda methods, prompt, views: met.append(len(methods)) or 0.0
-    )
+
+    def agree(methods: Sequence[Any], prompt: Any, views: Any) -> float:
+        met.append(len(methods))
+        return 0.0
+
+    monkeypatch.setattr(verify, "_views_agree", agree)
     verify.check_links(np.random.default_rng(0))
     assert met == [13, 13]  # of 26
     verify.check_views(np.random.default_rng(0))
