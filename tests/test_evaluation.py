@@ -259,6 +259,10 @@ def test_layers_as_a_loop_score_as_layers_written_out(monkeypatch: pytest.Monkey
     plain, found = scores(loop=False), scores(loop=True)
     program.clear_cache()
     assert True in asked
+    few, many = (LinearRegression([1.0] * d, context=8).quadratics(KEY, 2) for d in (8, 9))
+    as_loop = [evaluation._as_loop(named[name], few) for name in ("momentum", "GD++", "nothing")]
+    assert as_loop == [True, False, False]
+    assert not evaluation._as_loop(named["momentum"], many)
     for name, score in plain.items():
         np.testing.assert_allclose(found[name].mean, score.mean, rtol=1e-6)
         np.testing.assert_allclose(found[name].groups, score.groups, rtol=1e-6)

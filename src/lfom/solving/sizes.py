@@ -11,7 +11,6 @@ over pieces (`solving/pieces.py`) keeps one core busy. A batch of one part stays
 on a CPU, and what somebody has put on a device.
 """
 
-import collections
 import math
 import threading
 from collections.abc import Callable
@@ -176,9 +175,10 @@ def solve_in_sizes(solve: Callable[..., Any], batch: Any, count: int) -> Any:
         answers.put(window, jax.block_until_ready(begun(window)))
 
     if several > 1:
-        collections.deque(in_threads(solved, cut, max(several, 1 if there else cores())), maxlen=0)
+        list(in_threads(solved, cut, max(several, 1 if there else cores())))
     elif alone:
-        collections.deque(map(answers.put, cut, list(map(begun, cut))), maxlen=0)
+        for window, found in zip(cut, [begun(window) for window in cut], strict=True):
+            answers.put(window, found)
     else:
         by_cores(solved, list(cut))
     return answers.all()
