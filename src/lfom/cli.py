@@ -1,5 +1,6 @@
 """The command line: thin. Every command calls one function of the library."""
 
+import gc
 import sys
 from collections.abc import Callable
 from typing import Annotated
@@ -117,6 +118,7 @@ for _name, _command in COMMANDS.items():
 def main() -> None:
     """Run the command line; an input error is one line on stderr and exit status 2, Ctrl-C exit status 130."""
     imported()
+    gc.freeze()  # what was imported stays until the end, and need not be looked through again and again
     keep_sums()
     keep_loops()
     try:
@@ -134,6 +136,8 @@ def main() -> None:
         if ended.code == INTERRUPTED:
             _leave()
         raise
+    finally:
+        gc.freeze()  # else the interpreter looks through all that JAX has made before it ends: half a second
 
 
 def _leave() -> None:

@@ -13,6 +13,7 @@ import os
 import platform
 import re
 import shlex
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,7 +33,7 @@ from lfom.core.words import brief
 from lfom.experiments import EXPERIMENTS, experiment_named
 from lfom.experiments.experiment import Experiment, experiments_in, nameless_in
 from lfom.experiments.workbench import ASKED_WITH, PRESETS, TRAININGS, Outcome, Workbench
-from lfom.report import draw_experiment, read_experiment, write_report, write_verdicts
+from lfom.report import draw_experiment, read_experiment, ready_to_draw, write_report, write_verdicts
 from lfom.report.folders import repair_folder, replace_folder
 from lfom.report.results import COLUMNS, ERROR, SEEDS, Damaged, elsewhere
 from lfom.scale.cluster import connected, spread
@@ -198,6 +199,8 @@ def _with_one_seed(
             done[name] = Done(name, *status, seed=asked["seed"])
     begun = time.perf_counter()
     todo = [one for name, one in found.items() if name not in done]
+    if todo:
+        threading.Thread(target=ready_to_draw, daemon=True).start()
     chosen = CHOICES[asked["training"]]
     ended = (
         _outcomes(todo, bench, chosen)

@@ -148,7 +148,7 @@ def varying_covariance(bench: Workbench, claims: Claims) -> list[Row]:
 @kept
 def varying_data(bench: Workbench) -> PerRun:
     """Three covariances, one for each prompt."""
-    turned = np.asarray(rotations(jax.random.split(bench.stream("varying"), bench.runs), 5))
+    turned = np.asarray(rotations(bench.stream("varying"), bench.runs, 5))
     components = ([[0.0] * 5] * 3, [0.5, 1.0, 2.0], [1 / 3] * 3)  # means, variances, weights
     options: dict[str, Any] = {"spectrum": PUBLISHED_SPECTRUM, "weight_mean": False}
     return PerRun([GaussianMixture(*components, CONTEXT, rotation=U, **options) for U in turned])

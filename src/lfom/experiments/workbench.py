@@ -187,9 +187,10 @@ class Workbench:
         spectrum = tuple(spectrum)
 
         def make() -> Any:
-            keys = jax.random.split(jax.random.fold_in(self.key, len(spectrum)), self.runs)
             given = {"context": CONTEXT} | options
-            turned = np.asarray(rotations(keys, len(spectrum)))
+            turned = np.asarray(
+                rotations(jax.random.fold_in(self.key, len(spectrum)), self.runs, len(spectrum))
+            )
             return PerRun([LinearRegression(spectrum, rotation=U, **given) for U in turned])
 
         return self.keep(("data", spectrum, *sorted(options.items())), make)
@@ -276,7 +277,8 @@ class Workbench:
         names, rest = models or {}, (data, depths, label)
         fits = {(curve, training): (names.get(curve, curve), training, *rest) for curve, training in wanted}
         jobs: list[Any] = [(self.trained, *one) for one in fits.values()]
-        self.side_by_side([*jobs, (self._classical, *rest)] if baselines else jobs)
+        # first what keeps one core busy from its beginning to its end
+        self.side_by_side([(self._classical, *rest), *jobs] if baselines else jobs)
         classical = self._classical(*rest) if baselines else {}
         methods: dict[Any, Any] = {(curve, "none"): one for curve, one in classical.items()}
         methods |= {pair: {d: self.trained(*one).per_run(d) for d in depths} for pair, one in fits.items()}
@@ -345,8 +347,9 @@ def kept(make: Callable[Concatenate[Workbench, P], T]) -> Callable[Concatenate[W
 
 
 @jit_draws
-def rotations(keys: Array, d: int) -> Array:
-    return jax.vmap(lambda key: haar_rotation(key, d))(keys)
+def rotations(key: Array, runs: int, d: int) -> Array:
+    """One of each run."""
+    return jax.vmap(lambda key: haar_rotation(key, d))(jax.random.split(key, runs))
 
 
 @jit_draws

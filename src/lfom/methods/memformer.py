@@ -1,7 +1,8 @@
 """Trainable models: Linear Transformers and Memformers with their initial parameters."""
 
+import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -120,19 +121,19 @@ def memformer(
             return Method(
                 _normalised(KernelAttention(Identity(), kernel), normalised), CONJUGATE[memory](), depth
             )
-        start = as_array(np.eye(d, dtype=default_dtype()) + scale * _normal(key, (d, d)))
+        start = as_array(np.eye(d, dtype=default_dtype()) + scale * _Branch(key).normal((d, d)))
         return Method(_normalised(Gradient(One(start)), normalised), CONJUGATE[memory](), depth)
 
-    def one_head(key: PRNGKeyArray) -> Reader:
+    def one_head(branch: _Branch) -> Reader:
         if kernel is not None:
-            return KernelAttention(_preconditioner(key, "scalar", d, depth, scale), kernel)
+            return KernelAttention(_preconditioner(branch, "scalar", d, depth, scale), kernel)
         if reader != "sparse":
-            return _attention(key, str(reader), d, depth, scale)
-        a_key, b_key = jax.random.split(key)
-        A = _preconditioner(a_key, preconditioner, d, depth, scale)
-        return Gradient(A, _preconditioner(b_key, preconditioner, d, depth, scale) if covariates else None)
+            return _attention(branch, str(reader), d, depth, scale)
+        a, b = branch.split(2)
+        A = _preconditioner(a, preconditioner, d, depth, scale)
+        return Gradient(A, _preconditioner(b, preconditioner, d, depth, scale) if covariates else None)
 
-    readers = [one_head(k) for k in jax.random.split(key, heads)]
+    readers = [one_head(branch) for branch in _Branch(key).split(heads)]
     return Method(
         _normalised(readers[0] if heads == 1 else Heads(tuple(readers)), normalised),
         _memory(memory, gamma, d, depth, tied, own_is_one, context),
@@ -209,18 +210,40 @@ def mixture(
     return Mixture(tuple(heads), gates, per_layer, gating)
 
 
-def _preconditioner(key: PRNGKeyArray, kind: str, d: int, depth: int, scale: float) -> Preconditioner:
+class _Branch(NamedTuple):
+    """A key that is split where it is drawn with: splits and the draw are one program, where each would be one of its own."""
+
+    key: PRNGKeyArray
+    counts: tuple[int, ...] = ()  # of keys, split by split
+    places: tuple[int, ...] = ()  # which of them
+
+    def split(self, count: int) -> "list[_Branch]":
+        return [_Branch(self.key, (*self.counts, count), (*self.places, place)) for place in range(count)]
+
+    def normal(self, shape: tuple[int, ...]) -> Any:
+        """Standard normals; on the host where that is possible, so that what follows compiles nothing."""
+        return on_host(_normal(self.key, np.asarray(self.places, np.int32), self.counts, shape))
+
+
+@functools.partial(jax.jit, static_argnames=("counts", "shape"))
+def _normal(key: PRNGKeyArray, places: Array, counts: tuple[int, ...], shape: tuple[int, ...]) -> Array:
+    for number, count in enumerate(counts):
+        key = jax.random.split(key, count)[places[number]]
+    return jax.random.normal(key, shape)
+
+
+def _preconditioner(branch: _Branch, kind: str, d: int, depth: int, scale: float) -> Preconditioner:
     if kind == "scalar":
-        return Scaled(as_array(scale * _normal(key, (depth,))))
+        return Scaled(as_array(scale * branch.normal((depth,))))
     if kind == "shared":
-        return Shared(as_array(scale * _normal(key, (depth,))), as_array(np.eye(d, dtype=default_dtype())))
-    return Full(as_array(scale * _normal(key, (depth, d, d))))
+        return Shared(as_array(scale * branch.normal((depth,))), as_array(np.eye(d, dtype=default_dtype())))
+    return Full(as_array(scale * branch.normal((depth, d, d))))
 
 
-def _attention(key: PRNGKeyArray, kind: str, d: int, depth: int, scale: float) -> Reader:
+def _attention(branch: _Branch, kind: str, d: int, depth: int, scale: float) -> Reader:
     """Attention whose matrices are (d+1, d+1), whole."""
     names = {"softmax": 3}.get(kind, 2)
-    matrices = [as_array(scale * _normal(k, (depth, d + 1, d + 1))) for k in jax.random.split(key, names)]
+    matrices = [as_array(scale * own.normal((depth, d + 1, d + 1))) for own in branch.split(names)]
     if kind == "softmax":
         return SoftmaxAttention(*matrices)
     return Attention(*matrices) if kind == "linear" else ActivatedAttention(*matrices, kind)  # type: ignore[call-arg,arg-type]
@@ -253,8 +276,3 @@ def _coefficient(kind: str, start: np.ndarray, d: int, context: int | None) -> C
     value = start.reshape(start.shape + (1,) * len(shape)) * np.ones(shape, start.dtype)
     fields = 2 if structure is Pair else 1
     return structure(*[as_array(value)] * fields)
-
-
-def _normal(key: PRNGKeyArray, shape: tuple[int, ...]) -> Any:
-    """Standard normals; on the host where that is possible, so that what follows compiles nothing."""
-    return on_host(jax.random.normal(key, shape))

@@ -18,6 +18,12 @@ def can_draw() -> bool:
     return True
 
 
+def ready_to_draw() -> None:
+    """Import what draws, while something else is computed: it takes a third of a second."""
+    if can_draw():
+        import lfom.report.plots  # noqa: F401
+
+
 def draw_experiment(folder: Path) -> bool:
     """figure.png and figure.svg of an experiment folder; False where they cannot be drawn."""
     if not can_draw():

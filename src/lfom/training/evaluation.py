@@ -259,7 +259,16 @@ def evaluate(
         drawn = _draw(sources[run], key, as_array(place), as_array(np.int32(run)), chunk, views)
         return Chunk(dict(zip(views, drawn, strict=True)), (place < blocks).astype(np.int32))
 
-    return _scores(entries, draw, len(sources), range(0, blocks, many), blocks * chunk, every, progress)
+    places = jax.ShapeDtypeStruct((many,), np.int32)
+    shapes = eqx.filter_eval_shape(
+        _blocks, sources[0], key, places, jax.ShapeDtypeStruct((), np.int32), chunk, views
+    )
+    like = Chunk(
+        dict(zip(views, jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), shapes), strict=True)),
+        np.zeros(many, np.int32),
+    )
+    starts = range(0, blocks, many)
+    return _scores(entries, draw, like, len(sources), starts, blocks * chunk, every, progress)
 
 
 def check_asked(
@@ -343,7 +352,7 @@ def evaluate_on(methods: Mapping[str, Any], sets: Quadratic, chunk: int = 2_000)
 
     entries = _entries(methods, whole.moment.shape[1])
     _check_runs(entries, runs)
-    found = _scores(entries, draw, runs, range(-(-prompts // chunk)), prompts, every=True)
+    found = _scores(entries, draw, draw(0, 0), runs, range(-(-prompts // chunk)), prompts, every=True)
     return {name: Score.of(name, one.mean, one.stderr, one.last[:, :prompts]) for name, one in found.items()}  # type: ignore[index]
 
 
@@ -359,25 +368,28 @@ def _check_runs(entries: list[_Entry], runs: int) -> None:
 def _scores(
     entries: list[_Entry],
     draw: Callable[[int, int], Chunk],
+    like: Chunk,
     runs: int,
     starts: range,
     prompts: int,
     every: bool,
     progress: Progress | None = None,
 ) -> dict[str, Score]:
-    """Chunks of runs side by side in threads; before that, what has to be compiled. starts: the first block of each chunk."""
-    first = draw(0, 0)
+    """Chunks of runs side by side in threads; before that, what has to be compiled, side by side too. like: a chunk of the
+    shapes that are drawn. starts: the first block of each chunk."""
     for entry in entries:
-        if entry.view not in first.drawn:
+        if entry.view not in like.drawn:
             raise checks.InputError(
                 f"{entry.name} runs in the view {entry.view[0]!r}, and these prompts are given as "
-                f"{', '.join(v for v, _ in first.drawn)}: score it with evaluate on a distribution."
+                f"{', '.join(v for v, _ in like.drawn)}: score it with evaluate on a distribution."
             )
+    programs = {e.structure: e for e in entries}.values()
+    jobs = [lambda: draw(0, 0), *(functools.partial(entry.sums, 0, like) for entry in programs)]
+    first, *_ = in_threads(lambda work: work(), jobs)
     for view in first.drawn:
         if view[1] is not None:
             problem: Any = first.first(view)
             check_semidefinite(view[1], problem.unknowns() * problem.gram)
-    list(in_threads(lambda entry: entry.sums(0, first), {e.structure: e for e in entries}.values()))
     every = every or prompts <= GROUPS
 
     def of_chunk(run: int, start: int) -> list[Sums]:
