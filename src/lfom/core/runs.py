@@ -46,12 +46,11 @@ def fingerprint(tree: Any) -> str:
     leaves, structure = jax.tree.flatten(tree)
     found = hashlib.sha256(str(structure).encode())
     for leaf in leaves:
-        known = np.asarray(leaf) if eqx.is_array(leaf) else leaf
-        found.update(
-            f"{known.shape} {known.dtype}".encode() + known.tobytes()
-            if eqx.is_array(leaf)
-            else repr(known).encode()
-        )
+        if eqx.is_array(leaf) or isinstance(leaf, np.ndarray | np.generic):
+            known = np.asarray(leaf)
+            found.update(f"{known.shape} {known.dtype}".encode() + known.tobytes())
+        else:
+            found.update(repr(leaf).encode())
     return found.hexdigest()[:32]
 
 

@@ -18,10 +18,11 @@ def optima(bench: Workbench, memory: str, spectrum: tuple[float, ...]) -> dict[i
     return gdpp_optima(
         data,
         range(1, DEEPEST + 1),
-        bench.stream("gdpp", memory),
+        bench.stream("gdpp"),  # the same for all memories: they share prompts
         preconditioner=np.linalg.inv(data.covariance),
         memory=memory,
         prompts=25 * bench.preset.prompts,
+        keep=bench.keep,
     )
 
 

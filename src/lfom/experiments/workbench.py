@@ -219,7 +219,7 @@ class Workbench:
             self.say(f"training {model if name is model else label} ({training}, {label})")
             start = self.model(model, d, max(depths)) if isinstance(model, str) else model
             key = self.stream("train", label)
-            return fit(start, data, key=key, depths=depths, train=phases, optimiser=optimiser)
+            return fit(start, data, key=key, depths=depths, train=phases, optimiser=optimiser, keep=self.keep)
 
         return self.keep(("fit", name, optimiser, phases, fingerprint(data), label, tuple(depths)), make)
 

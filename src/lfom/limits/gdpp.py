@@ -18,10 +18,12 @@ from lfom.core import checks
 from lfom.core.arrays import as_array, default_dtype
 from lfom.core.coefficients import Pair, Scalar
 from lfom.core.compiler import jit_draws
+from lfom.core.kept import Keep, anew
 from lfom.core.memories import Bank, Forget, Memory
 from lfom.core.methods import Method
 from lfom.core.preconditioners import Scaled, Shared
 from lfom.core.readers import Gradient
+from lfom.core.runs import fingerprint
 from lfom.core.vectors import vector_of
 from lfom.core.words import brief
 from lfom.limits.spectral import NumberFit, Spectra, fitted_depths, in_float64, sampled_spectra
@@ -83,16 +85,25 @@ def gdpp_optima(
     memory: str = "none",
     prompts: int = 5_000_000,
     chunk: int = 20_000,
+    keep: Keep = anew,
 ) -> dict[int, FittedOptimum]:
-    """The best of GD++ for several depths, from the same prompts: see lfom.sampled_optimum."""
+    """The best of GD++ for several depths, from the same prompts: see lfom.sampled_optimum. keep: where calls with the same
+    key, of other memories, find what they share."""
     checks.known("memory", memory, MEMORIES)
     depths = [checks.count("depth", depth) for depth in depths]
     M = _definite(preconditioner, distribution.dimension)
     chunk = min(checks.count("chunk", chunk), max(checks.count("prompts", prompts) // 2, 1))
     keys = jax.random.split(key, (2, max(prompts // (2 * chunk), 1)))
     draw = jit_draws(lambda one: distribution.quadratics(one, chunk))
-    train, judge = (sampled_spectra(map(draw, half), M, keys.shape[1] * chunk) for half in keys)
-    fitted = fitted_depths([template(memory, depth) for depth in range(1, max(depths) + 1)], train, judge)
+    name = fingerprint((distribution, M, np.asarray(jax.random.key_data(keys)), chunk))
+    train, judge = (
+        keep(
+            ("spectra", name, which), lambda half=half: sampled_spectra(map(draw, half), M, len(half) * chunk)
+        )
+        for which, half in enumerate(keys)
+    )
+    templates = [template(memory, depth) for depth in range(1, max(depths) + 1)]
+    fitted = fitted_depths(templates, train, judge, keep, name)
     return {depth: _scored(fitted[depth - 1], judge, M, keys.shape[1] * chunk) for depth in depths}
 
 

@@ -7,6 +7,7 @@ and whatever the depth, a few numbers are fitted to its eigenvalues.
 """
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,9 +20,11 @@ from jax import Array
 from jaxtyping import Float
 
 from lfom.core.arrays import as_array
+from lfom.core.kept import Keep, anew
 from lfom.core.memories import Forget
 from lfom.core.methods import Method
 from lfom.core.problems import Quadratic
+from lfom.core.runs import fingerprint
 from lfom.core.threads import in_threads
 from lfom.core.unroll import last_answer, trace
 from lfom.core.vectors import Parameters, from_vector, parameters, vector_of
@@ -90,33 +93,44 @@ def sampled_spectra(chunks: Iterable[Quadratic], M: Any, prompts: int = 0) -> Sp
     """Prompts for a mean that rare ones dominate: of each chunk all those with very large or very small
     eigenvalues, and every so many of the others, with weights that make up for it. prompts: how many are drawn in all."""
     tail, every = (FAR_TAIL, SELDOM) if prompts >= MANY else (TAIL, EVERY)
-    parts, edges, drawn = [], None, 0
-    for q in chunks:
-        extremes = _extremes(np.asarray(q.gram, np.float64), np.asarray(M, np.float64))
-        edges = np.quantile(extremes, 1 - tail, axis=1)[:, None] if edges is None else edges
-        rare = (extremes > edges).any(axis=0)
+    rest = iter(chunks)
+    first = next(rest)
+    edges = np.quantile(_extremes(first.gram, M), 1 - tail, axis=1)[:, None]
+
+    def part(q: Quadratic) -> Spectra:
+        rare = (_extremes(q.gram, M) > edges).any(axis=0)
         chosen = rare | (np.arange(rare.size) % every == 0)
         root = np.sqrt(np.where(rare, 1.0, every)[chosen])
         gram, moment, target = (np.asarray(a)[..., chosen] for a in (q.gram, q.moment, q.target))
         probe = np.asarray(q.probe)
         found = _decomposed(gram, moment, probe if probe.ndim == 2 else probe[..., chosen], target, M)
-        parts.append(Spectra(found.t, found.seen * root, found.target * root))
-        drawn += rare.size
+        return Spectra(found.t, found.seen * root, found.target * root)
+
+    parts = list(in_threads(part, itertools.chain([first], rest)))
     kept = sum(part.prompts for part in parts)
-    scale = np.sqrt(kept / drawn)
+    scale = np.sqrt(kept / (len(parts) * first.moment.shape[-1]))
     t, seen, target = (
         np.concatenate([getattr(part, name) for part in parts], axis=-1) for name in ("t", "seen", "target")
     )
     return Spectra(t, scale * seen, scale * target)
 
 
-def _extremes(gram: Float[np.ndarray, "d d prompts"], M: np.ndarray) -> Float[np.ndarray, "2 prompts"]:
+def _extremes(gram: Any, M: Any) -> Float[np.ndarray, "2 prompts"]:
     """What grows with the largest and with one over the smallest eigenvalue of M G: traces of its square and, but
-    for a little, of its inverse."""
-    MG = np.moveaxis(np.einsum("ij,jkn->ikn", M, gram), -1, 0)
-    little = 1e-6 * np.trace(MG, axis1=1, axis2=2).mean() * np.eye(len(M))
-    inverse = np.linalg.inv(MG + little)
-    return np.stack([np.einsum("nij,nji->n", MG, MG), np.trace(inverse, axis1=1, axis2=2)])
+    for a little, of its inverse, from the Cholesky factor C of R^T G R: |C^-1|^2. All prompts at once, entry by entry."""
+    root = np.linalg.cholesky(np.asarray(M, np.float64))
+    S = np.tensordot(root.T, np.tensordot(np.asarray(gram, np.float64), root, (1, 0)), 1).swapaxes(1, 2)
+    square = np.einsum("ijn,ijn->n", S, S)
+    d = len(S)
+    S[range(d), range(d)] += 1e-6 * np.trace(S).mean()
+    C, inverse = np.zeros_like(S), np.zeros_like(S)
+    for j in range(d):
+        C[j:, j] = S[j:, j] - np.einsum("ikn,kn->in", C[j:, :j], C[j, :j])
+        C[j:, j] /= np.sqrt(C[j, j])
+        inverse[j, : j + 1] = -np.einsum("kn,kin->in", C[j, :j], inverse[:j, : j + 1])
+        inverse[j, j] += 1
+        inverse[j, : j + 1] /= C[j, j]
+    return np.stack([square, np.einsum("ijn,ijn->n", inverse, inverse)])
 
 
 def on_eigenvalues(method: Method, t: Float[Array, "d prompts"]) -> Float[Array, "d prompts"]:
@@ -249,18 +263,28 @@ def in_float64(method: Any) -> Any:
     return jax.tree.map(lambda a: np.asarray(a, np.float64), method)
 
 
-def fitted_depths(templates: Sequence[Numbers], train: Spectra, judge: Spectra) -> list[Numbers]:
+def fitted_depths(
+    templates: Sequence[Numbers], train: Spectra, judge: Spectra, keep: Keep = anew, prompts: Any = None
+) -> list[Numbers]:
     """Methods of 1, 2, ... layers fitted to `train`: without memory each from the one before it, with memory from
-    that of its own depth. `judge` says which start was the best.
+    that of its own depth. `judge` says which start was the best. keep: where the methods without memory are kept, which
+    all memories begin from, under a name that has `prompts` in it: those that were fitted to.
 
     Where the query has numbers of its own, a fit of three layers or more also begins in the valleys that are
     known.
     """
-    plain: list[Numbers] = []
-    for template in templates:
-        bare = in_float64(Method(template.reader, Forget(as_array(np.ones(template.depth))), template.depth))
-        starts = _grown(bare, plain[-1], train[:FEW].t) if plain else [_stepping(bare, train[:FEW].t)]
-        plain.append(_best(bare, starts, train, judge))
+    forgetful = [
+        in_float64(Method(one.reader, Forget(as_array(np.ones(one.depth))), one.depth)) for one in templates
+    ]
+
+    def without_memory() -> list[Numbers]:
+        plain: list[Numbers] = []
+        for bare in forgetful:
+            starts = _grown(bare, plain[-1], train[:FEW].t) if plain else [_stepping(bare, train[:FEW].t)]
+            plain.append(_best(bare, starts, train, judge))
+        return plain
+
+    plain = keep(("GD++ without memory", fingerprint(forgetful), repr(prompts)), without_memory)
     if not templates[0].splits and len(parameters(templates[-1]).index) == len(parameters(plain[-1]).index):
         return plain
     found: list[Numbers] = []

@@ -19,6 +19,7 @@ from jax import Array
 from lfom.core import checks
 from lfom.core.arrays import as_array
 from lfom.core.checks import InputError
+from lfom.core.kept import Keep, anew
 from lfom.core.methods import Algorithm, a_method
 from lfom.core.parameters import check_dimension, check_layers
 from lfom.core.parameters import kinds as kinds_of
@@ -113,6 +114,7 @@ def fit(
     watch: Watch | None = None,
     tick: Tick | None = None,
     resume: State | None = None,
+    keep: Keep = anew,
 ) -> Fit:
     """Train `model` on `data`, for every run in it and every depth at once.
 
@@ -129,7 +131,8 @@ def fit(
     start: "data" starts least squares from the scale of a few prompts, "model" from the model's
     own numbers. Adam always starts from the model.
     watch: called after every pass with the state and a record of it. tick: called inside a pass with
-    the part of it that is done. resume: a state that watch was given.
+    the part of it that is done. resume: a state that watch was given. keep: a function of a name and of how
+    something is made, such as `Workbench.keep`, by which fits on the same prompts share what they have in common (GD++ only).
 
     >>> import jax
     >>> from lfom import LinearRegression, fit, memformer
@@ -144,6 +147,7 @@ def fit(
     checks.random_key("key", key)
     checks.function("watch", watch, "a function of a state and a record")
     checks.function("tick", tick, "a function of the part that is done")
+    checks.function("keep", keep, "a function of a name and of how something is made")
     checks.instance("resume", resume, State | None, "a state that watch was given, or None")
     wanted = _depths(model, depths)
     check_data(model, data)
@@ -161,7 +165,7 @@ def fit(
     source = sources(_for_runs(data, models), chunk=chunk, hold_out=hold_out, view=view, kernel=model.kernel)
     check_dimension(model, source.dimension)
     phases = plan(model, train, optimiser, start, data)
-    setting = Setting(source, wanted, model.depth, key, watch, tick)
+    setting = Setting(source, wanted, model.depth, key, watch, tick, keep)
     state = resume
     if state is not None:
         _check_state(state, phases, (source.runs, len(wanted)))

@@ -47,20 +47,21 @@ def tables_of(model: Any, depth: int) -> np.ndarray:
     return np.stack([table * sizes for table in model.memory.table(depth)])
 
 
-def coefficients_of_tables(tables: np.ndarray, h: np.ndarray, active: np.ndarray) -> np.ndarray:
-    """c (depth, ...) of methods that are given by their tables (2, depth, depth, ...): what
+def coefficients_of_tables(tables: np.ndarray, h: Any, active: np.ndarray) -> list[np.ndarray]:
+    """c (depth, ...) after 0, 1, ..., depth steps of methods that are given by their tables (2, depth, depth, ...): what
     `lfom.limits.krylov.coefficients` finds by running a method, without a program to compile or to start. h (...) and active (depth, ...) broadcast."""
     depth = tables.shape[1]
     shift = shift_table(depth)
     directions = np.zeros((depth, depth, *tables.shape[3:]), tables.dtype)  # of each layer, in the basis
-    context, answer = np.zeros_like(directions[0]), np.zeros_like(directions[0])
+    context, answers = np.zeros_like(directions[0]), [np.zeros_like(directions[0])]
     for layer in range(depth):
         directions[layer] = -h * np.tensordot(shift, context, axes=1)
         directions[layer, 0] += 1
         known = directions[: layer + 1]
         context = context + active[layer] * np.sum(tables[0, layer, : layer + 1, None] * known, axis=0)
-        answer = answer + active[layer] * np.sum(tables[1, layer, : layer + 1, None] * known, axis=0)
-    return answer
+        step = active[layer] * np.sum(tables[1, layer, : layer + 1, None] * known, axis=0)
+        answers.append(answers[-1] + step)
+    return answers
 
 
 def jacobian(
@@ -362,7 +363,7 @@ class Krylov:
         depth = self._actives.shape[-1]
         tables = tables_of(from_vector(self._template, numbers, on_device=False), depth)
         active = self._actives.T.reshape(depth, 1, -1, *inner)
-        return coefficients_of_tables(tables, self._h.reshape(-1, 1, *inner), active)
+        return coefficients_of_tables(tables, self._h.reshape(-1, 1, *inner), active)[-1]
 
     def _c(self, vectors: np.ndarray) -> np.ndarray:
         """c of the same models; a pass asks for those of its models again and again."""

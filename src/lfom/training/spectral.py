@@ -2,6 +2,7 @@
 layers, fitted to the eigenvalues of prompts (lfom.limits.spectral)."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -17,6 +18,7 @@ from lfom.core.parameters import widened
 from lfom.core.preconditioners import Shared
 from lfom.core.problems import Quadratic
 from lfom.core.readers import Gradient
+from lfom.core.runs import fingerprint
 from lfom.core.vectors import from_vector, parameters, vector_of
 from lfom.limits.spectral import NumberFit, Spectra, fitted_depths, refitted, sampled_spectra
 from lfom.training.state import Phase, Setting, State
@@ -75,16 +77,25 @@ def spectral_state(
     template, depths = phase.parameters.template, setting.depths
     plain = template.on_eigenvalues
     templates = [_cut(plain, depth) for depth in range(1, max(depths) + 1)]
+    keys = [np.asarray(jax.random.key_data(setting.keys(state.phase, 1 + which))) for which in range(2)]
+    drawn_from = fingerprint((setting.source, *keys))
     known: list[Method] = []
     rows: list[list[np.ndarray]] = []
     losses: list[list[float]] = []
     for run in range(setting.source.runs):
         judges = prompts // (5 if known else 2)  # among many starts, and of the result
-        train, judge = (_drawn(setting, state, run, matrices[run], n) for n in ((0, prompts), (1, judges)))
-        known = [refitted(one, train) for one in known] or fitted_depths(templates, train, judge)
+        asked = [(run, which, many, matrices[run]) for which, many in enumerate((prompts, judges))]
+        names = [("spectra", drawn_from, *own[:3], fingerprint(own[3])) for own in asked]
+        train, judge = (
+            setting.keep(name, lambda own=own: _drawn(setting, state, *own))
+            for name, own in zip(names, asked, strict=True)
+        )
+
+        from_all_starts = partial(fitted_depths, templates, train, judge, setting.keep, names)
+        known = [refitted(one, train) for one in known] or from_all_starts()
         found = [_log_loss(one, judge) for one in known]
         if losses and not all(ours < theirs + ALIKE for ours, theirs in zip(found, losses[0], strict=True)):
-            known = fitted_depths(templates, train, judge)
+            known = from_all_starts()
             found = [_log_loss(one, judge) for one in known]
         rows.append([_vector(template, known[depth - 1], matrices[run]) for depth in depths])
         losses.append(found)
@@ -116,11 +127,11 @@ def _draw(source: Any, run: Array, key: Array, chunk: Array) -> Quadratic:
     return source.draw(jax.tree.map(lambda a: a[run], source.arrays), key, chunk)
 
 
-def _drawn(setting: Setting, state: State, run: int, M: np.ndarray, which: tuple[int, int]) -> Spectra:
-    """Prompts to fit to (0, how many), or others to judge by (1, how many)."""
+def _drawn(setting: Setting, state: State, run: int, which: int, many: int, M: np.ndarray) -> Spectra:
+    """Prompts to fit to (which is 0), or others to judge by (1)."""
     source = replace(setting.source, chunk=CHUNK)
-    key = setting.keys(state.phase, 1 + which[0])[run]
-    numbers = range(max(which[1] // CHUNK, 1))
+    key = setting.keys(state.phase, 1 + which)[run]
+    numbers = range(max(many // CHUNK, 1))
     chunks = (_draw(source, jnp.asarray(run), key, jnp.asarray(i)) for i in numbers)
     return sampled_spectra(chunks, M, len(numbers) * CHUNK)
 

@@ -13,6 +13,7 @@ from jax import Array
 from lfom.core.arrays import as_array
 from lfom.core.checks import InputError
 from lfom.core.compiler import jit_draws
+from lfom.core.kept import Keep, anew
 from lfom.core.vectors import Parameters
 from lfom.core.words import brief
 
@@ -107,6 +108,7 @@ class Setting:
     key: Array
     watch: Watch | None
     tick: Tick | None = None
+    keep: Keep = anew
 
     @property
     def actives(self) -> Array:

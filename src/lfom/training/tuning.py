@@ -7,6 +7,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from lfom.core import checks
 from lfom.core.arrays import as_array
@@ -15,7 +16,8 @@ from lfom.core.parameters import dimension
 from lfom.core.problems import Problem
 from lfom.core.unroll import losses
 from lfom.core.words import brief
-from lfom.limits.krylov import coefficients, moments
+from lfom.limits.krylov import moments
+from lfom.training.krylov import coefficients_of_tables
 
 MOST = 5  # parameters: a grid of 16 x 12^4 points
 
@@ -120,11 +122,18 @@ def _mean_losses(
     quadratics = prompts.as_quadratic()
     h = 1.2 * float(np.linalg.eigvalsh(np.moveaxis(np.asarray(quadratics.gram)[..., :1_000], -1, 0)).max())
     H, g, t = (np.asarray(a, np.float64) for a in moments(quadratics, None, steps, as_array(h)))
-    run = jax.jit(jax.vmap(lambda values: coefficients(build(*values, steps), h)))
+    every = np.ones((steps, 1))
+
+    def tables(values: Array) -> Array:
+        one: Any = build(*values, steps)
+        return jnp.stack(one.memory.table(steps)) * one.reader.A.all_layers(steps, 1)[:, 0, 0]
+
+    compiled = jax.jit(jax.vmap(tables, out_axes=-1))
 
     def from_moments(grid: np.ndarray) -> np.ndarray:
         with jax.enable_x64(True):
-            c = np.asarray(run(grid))  # (candidates, steps + 1, steps)
+            found = coefficients_of_tables(np.asarray(compiled(grid)), h, every)
+        c = np.moveaxis(np.stack(found), 2, 0)  # (candidates, steps + 1, steps)
         return np.einsum("...i,ij,...j->...", c, H, c) - 2 * c @ g + t
 
     return from_moments
