@@ -120,7 +120,7 @@ def test_a_part_of_the_prompts_says_what_all_say(prompts: int, kept: float, with
     """Rare prompts are all taken, of the others some with more weight; fewer where many are drawn."""
     q = PAPER.quadratics(jax.random.key(5), 20_000)
     M = np.linalg.inv(np.asarray(PAPER.covariance, np.float64))
-    fitted = fitted_depths([template("none", depth) for depth in (1, 2)], *[spectra(q, M)] * 2)[-1]
+    fitted = fitted_depths([template("none", depth) for depth in (1, 2)], spectra(q, M), spectra(q, M))[-1]
     whole, part = (
         NumberFit(fitted).losses(vector_of(fitted), own)
         for own in (spectra(q, M), sampled_spectra([q], M, prompts))

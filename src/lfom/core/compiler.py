@@ -54,7 +54,8 @@ def loops_are_functions() -> bool:
 
 # `jit` for programs that draw random numbers and run a few times: they compile twice as fast (prompts for five
 # runs take 1.3 s of a core instead of 2.5) and run 1.3 times slower. Other programs gain nothing by it.
-jit_draws: Any = functools.partial(eqx.filter_jit, compiler_options={"xla_backend_optimization_level": 1})
+QUICKLY = {"xla_backend_optimization_level": 1}
+jit_draws: Any = functools.partial(eqx.filter_jit, compiler_options=QUICKLY)
 
 
 def reads_back() -> bool:

@@ -307,6 +307,12 @@ def widened(tree: Any, depth: int) -> Any:
     return replaced(tree, [one(leaf) for leaf in leaves(tree)])
 
 
+def outline(tree: Any) -> Any:
+    """Its class, options and shapes: what differs from another's only in numbers has the same."""
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, tuple((leaf.shape, leaf.dtype) if eqx.is_array(leaf) else leaf for leaf in leaves)
+
+
 def replaced(tree: Any, arrays: list[Any]) -> Any:
     """The same tree with other arrays."""
     flat, structure = jax.tree.flatten(tree)

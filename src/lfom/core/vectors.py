@@ -18,7 +18,7 @@ from jaxtyping import Float
 from lfom.core import checks
 from lfom.core.arrays import as_array
 from lfom.core.methods import Algorithm
-from lfom.core.parameters import LAYERS, Leaf, kinds
+from lfom.core.parameters import LAYERS, Leaf, kinds, outline
 from lfom.core.parameters import leaves as declared_leaves
 
 
@@ -32,6 +32,14 @@ class Parameters:
         self.template = template
         self.index = np.flatnonzero(trained)  # of the trained numbers in the vector
         self.groups = np.unique(groups[self.index], return_inverse=True)[1]  # which matrix each is of
+        self._same = (outline(template), self.index.tobytes(), self.groups.tobytes())
+
+    def __eq__(self, other: object) -> bool:
+        """Whether the same program trains both: they differ in their numbers only."""
+        return self._same == getattr(other, "_same", None)
+
+    def __hash__(self) -> int:
+        return hash(self._same)
 
     @property
     def size(self) -> int:

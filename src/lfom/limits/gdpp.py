@@ -6,6 +6,7 @@ the loss is that of other prompts.
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -17,7 +18,6 @@ from jaxtyping import PRNGKeyArray
 from lfom.core import checks
 from lfom.core.arrays import as_array, default_dtype
 from lfom.core.coefficients import Pair, Scalar
-from lfom.core.compiler import jit_draws
 from lfom.core.kept import Keep, anew
 from lfom.core.memories import Bank, Forget, Memory
 from lfom.core.methods import Method
@@ -94,12 +94,10 @@ def gdpp_optima(
     M = _definite(preconditioner, distribution.dimension)
     chunk = min(checks.count("chunk", chunk), max(checks.count("prompts", prompts) // 2, 1))
     keys = jax.random.split(key, (2, max(prompts // (2 * chunk), 1)))
-    draw = jit_draws(lambda one: distribution.quadratics(one, chunk))
+    draw = jax.jit(lambda one: distribution.quadratics(one, chunk))
     name = fingerprint((distribution, M, np.asarray(jax.random.key_data(keys)), chunk))
     train, judge = (
-        keep(
-            ("spectra", name, which), lambda half=half: sampled_spectra(map(draw, half), M, len(half) * chunk)
-        )
+        keep(("spectra", name, which), partial(sampled_spectra, map(draw, half), M, len(half) * chunk))
         for which, half in enumerate(keys)
     )
     templates = [template(memory, depth) for depth in range(1, max(depths) + 1)]

@@ -1,6 +1,5 @@
 """Trainable models: Linear Transformers and Memformers with their initial parameters."""
 
-import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -13,6 +12,7 @@ from lfom.core import checks, room
 from lfom.core.arrays import as_array, default_dtype, on_host, ones
 from lfom.core.checks import InputError
 from lfom.core.coefficients import Coefficient, CoordinateWise, Hadamard, Pair, Rows, Scalar, TokenWise
+from lfom.core.compiler import jit_draws
 from lfom.core.kernels import KERNELS, Kernel, as_kernel
 from lfom.core.memories import Bank, Conjugate, ConjugateBank, Forget, Memory, Register
 from lfom.core.methods import GATINGS, Algorithm, Method, Mixture
@@ -225,7 +225,7 @@ class _Branch(NamedTuple):
         return on_host(_normal(self.key, np.asarray(self.places, np.int32), self.counts, shape))
 
 
-@functools.partial(jax.jit, static_argnames=("counts", "shape"))
+@jit_draws
 def _normal(key: PRNGKeyArray, places: Array, counts: tuple[int, ...], shape: tuple[int, ...]) -> Array:
     for number, count in enumerate(counts):
         key = jax.random.split(key, count)[places[number]]

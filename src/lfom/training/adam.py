@@ -1,6 +1,7 @@
 """Adam as in the paper's text: a batch resampled every so many steps, gradients clipped per
 matrix. All runs and depths step together in one compiled program."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -22,7 +23,7 @@ from lfom.core.problems import Problem
 from lfom.core.unroll import last_residual
 from lfom.core.vectors import Parameters
 from lfom.core.words import brief
-from lfom.training.state import Phase, Setting, State, kept_by
+from lfom.training.state import PROGRAMS, Phase, Setting, State, kept_by
 
 LEFT_OUT = 0.1  # of the steps between two looks at the host may be left out, because a prompt overflows
 PER_STEP, PER_PROMPT = 1e6, 1e3  # operations of a step, and of a prompt in it, at the least
@@ -126,6 +127,7 @@ def mean_loss(model: Algorithm, prompts: Problem, active: Float[Array, " depth"]
     return jnp.sum(residual**2) / residual.shape[-1]
 
 
+@functools.lru_cache(PROGRAMS)
 def make_block(parameters: Parameters, adam: Adam) -> Callable:
     """block(vectors (runs, depths, all), state, actives (depths, L), prompts (batches, runs, ...)): `resample`
     steps on each of these batches; one whose gradient is not finite, because of a prompt that overflows, is left

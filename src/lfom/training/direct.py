@@ -1,5 +1,6 @@
 """Normal equations in a model's own numbers, by automatic differentiation: the view of every model."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ from lfom.core.problems import Problem
 from lfom.core.threads import in_threads
 from lfom.core.unroll import last_answer, last_residual
 from lfom.core.vectors import Parameters
-from lfom.training.state import Setting
+from lfom.training.state import PROGRAMS, Setting
 
 
 def jacobian(
@@ -74,6 +75,7 @@ def _chunk(source: Any, keys: Array, chunk: Array) -> Problem:
     return jax.lax.map(lambda own: source.draw(*own, chunk), (source.arrays, keys))
 
 
+@functools.lru_cache(PROGRAMS)
 def make_passes(parameters: Parameters) -> tuple[Callable, Callable]:
     """The two compiled programs of a fit, over one chunk of prompts (runs, ...).
 

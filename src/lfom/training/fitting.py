@@ -19,6 +19,7 @@ from jax import Array
 from lfom.core import checks
 from lfom.core.arrays import as_array
 from lfom.core.checks import InputError
+from lfom.core.compiler import jit_draws
 from lfom.core.kept import Keep, anew
 from lfom.core.methods import Algorithm, a_method
 from lfom.core.parameters import check_dimension, check_layers
@@ -316,6 +317,11 @@ def _groups_of(train: Any) -> list[tuple[str, ...] | None]:
     return [(item,) if isinstance(item, str) else tuple(item) for item in items]
 
 
+@jit_draws
+def _jitter(key: Array, shape: tuple[int, ...]) -> Array:
+    return jax.random.uniform(jax.random.fold_in(key, 7), shape)
+
+
 def _initial(models: list[Algorithm], setting: Setting, optimiser: Any, start: str) -> np.ndarray:
     """The starting vectors (runs, depths, all)."""
     runs, depths = setting.source.runs, len(setting.depths)
@@ -323,7 +329,7 @@ def _initial(models: list[Algorithm], setting: Setting, optimiser: Any, start: s
         own = np.stack([vector_of(model) for model in models])[:, None]
         return np.broadcast_to(own, (runs, depths, own.shape[-1])).copy()
     model, size = models[0], setting.pilot.step
-    jitter = np.asarray(jax.random.uniform(jax.random.fold_in(setting.key, 7), (runs, setting.depth)))
+    jitter = np.asarray(_jitter(setting.key, (runs, setting.depth)))
     rows = []
     for run in range(runs):
         for depth in setting.depths:

@@ -5,13 +5,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from lfom.core.arrays import as_array, default_dtype
-from lfom.core.compiler import jit_draws
 from lfom.core.memories import Forget
 from lfom.core.methods import Method
 from lfom.core.parameters import widened
@@ -87,7 +87,7 @@ def spectral_state(
         asked = [(run, which, many, matrices[run]) for which, many in enumerate((prompts, judges))]
         names = [("spectra", drawn_from, *own[:3], fingerprint(own[3])) for own in asked]
         train, judge = (
-            setting.keep(name, lambda own=own: _drawn(setting, state, *own))
+            setting.keep(name, partial(_drawn, setting, state, *own))
             for name, own in zip(names, asked, strict=True)
         )
 
@@ -121,7 +121,7 @@ def _cut(plain: Any, depth: int) -> Method:
     return arrays.truncated(depth)
 
 
-@jit_draws
+@eqx.filter_jit  # runs so often that it pays to compile it well
 def _draw(source: Any, run: Array, key: Array, chunk: Array) -> Quadratic:
     """One source of CHUNK prompts of this run."""
     return source.draw(jax.tree.map(lambda a: a[run], source.arrays), key, chunk)

@@ -12,7 +12,7 @@ from jax import Array
 
 from lfom.core.arrays import as_array
 from lfom.core.checks import InputError
-from lfom.core.compiler import jit_draws
+from lfom.core.compiler import QUICKLY, jit_draws
 from lfom.core.kept import Keep, anew
 from lfom.core.vectors import Parameters
 from lfom.core.words import brief
@@ -32,6 +32,7 @@ class State:
     history: tuple[dict[str, Any], ...] = ()
 
 
+PROGRAMS = 64  # that a way to train keeps, compiled, for fits of models that differ in their numbers only
 RECORD = {"phase": str, "number": int, "level": int, "step": int, "log_loss": list}  # what every pass leaves
 
 
@@ -136,6 +137,6 @@ class Setting:
         )
 
 
-@functools.partial(jax.jit, static_argnames="runs")
+@functools.partial(jax.jit, static_argnames="runs", compiler_options=QUICKLY)
 def _keys(key: Array, phase: Array, step: Array, runs: int) -> Array:
     return jax.random.split(jax.random.fold_in(jax.random.fold_in(key, phase), step), runs)
