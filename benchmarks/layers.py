@@ -4,7 +4,8 @@
 
 A row is one memory and one depth. "first call" is `lfom.run` on a batch of prompts, compilation included; the
 gradient is that of the mean loss in every number of the model. Written out, 50 layers compile for minutes:
-they are measured up to the depth given by --most.
+they are measured up to the depth given by --most. --variants: instead the gradient of a scan as it is, of one with several
+layers a turn (`unroll=`), and of one that computes its layers again on the way back (`jax.checkpoint`).
 """
 
 import argparse
@@ -53,15 +54,42 @@ def gradient_row(name: str, depth: int, prompts: Quadratic, written_out: bool) -
     return time.perf_counter() - start, milliseconds(program, model)
 
 
+def variants(depths: list[int], prompts: Quadratic) -> None:
+    """Milliseconds of a gradient; in turn, so that a busy moment does not hit one of them alone."""
+    scan = jax.lax.scan
+    ways: dict[str, Any] = {
+        "as it is": scan,
+        "unroll=2": lambda *given: scan(*given, unroll=2),
+        "unroll=4": lambda *given: scan(*given, unroll=4),
+        "again": lambda body, *rest: scan(jax.checkpoint(body), *rest),
+    }
+    print("model     depth  " + "  ".join(f"{way:>10}" for way in ways) + "   (ms)", flush=True)
+    for name in MODELS:
+        for depth in depths:
+            found: dict[str, list[float]] = {way: [] for way in ways}
+            for way in [*ways, *ways]:
+                jax.lax.scan = ways[way]
+                found[way].append(gradient_row(name, depth, prompts, False)[1])
+                jax.lax.scan = scan
+            print(
+                f"{name:9s} {depth:5d}  " + "  ".join(f"{min(own):10.3f}" for own in found.values()),
+                flush=True,
+            )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--depths", type=int, nargs="*", default=[4, 8, 10, 50])
     parser.add_argument("--most", type=int, default=10, help="the deepest that is also written out")
+    parser.add_argument("--variants", action="store_true")
     wanted = parser.parse_args()
     data = lfom.LinearRegression(lfom.PUBLISHED_SPECTRUM, CONTEXT)
     batch = data.prompts(jax.random.key(1), PROMPTS)
     prompts = jax.jit(Quadratic.of)(batch)
     print(f"{jax.devices()[0].device_kind}, jax {jax.__version__}, d = {D}, {PROMPTS:,} prompts", flush=True)
+    if wanted.variants:
+        variants(wanted.depths, prompts)
+        return
     print("model     depth  first call | gradient: scan (compile)  written out (compile)", flush=True)
     limits = unroll.WRITTEN_OUT, unroll.WRITTEN_OUT_COVARIATES
     for name in MODELS:

@@ -26,6 +26,7 @@ COPIED = (
     "README.md",
     "pyproject.toml",
 )  # some tests read documents
+COMPILED = Path("build/compiled")  # where tests keep programs (tests/conftest.py): all copies share it
 ENOUGH = 0.95  # of the slips must be caught
 LIMIT = 300  # seconds for the tests of one slip
 LIMIT_UNCHANGED = 1_800  # seconds for the named tests on the code as it is
@@ -53,6 +54,9 @@ def copied(place: Path) -> Path:
         else:
             place.mkdir(exist_ok=True)
             shutil.copy2(ROOT / name, place / name)
+    (ROOT / COMPILED).mkdir(parents=True, exist_ok=True)
+    (place / COMPILED).parent.mkdir()
+    (place / COMPILED).symlink_to(ROOT / COMPILED)  # a program is known by its text: a slip's is another one
     return place
 
 

@@ -57,9 +57,15 @@ def trace(
     one = jax.tree.map(lambda a: a[0], numbers)
     shapes = jax.eval_shape(lambda s: layer(begin(s, depth), one, 0)[0][0], first)
     first = jax.tree.map(lambda a, to: jnp.broadcast_to(a, to.shape).astype(to.dtype), first, shapes)
-    (last, _), seen = jax.lax.scan(
-        lambda carry, now: layer(carry, *now), begin(first, depth), (numbers, jnp.arange(depth))
-    )
+
+    def body(carry: Any, now: Any) -> tuple[Any, Any]:
+        return layer(carry, *now)
+
+    if (
+        algorithm.moves_covariates
+    ):  # on the way back its layers are computed again: what they would keep is larger
+        body = jax.checkpoint(body, prevent_cse=False)
+    (last, _), seen = jax.lax.scan(body, begin(first, depth), (numbers, jnp.arange(depth)))
     return first, last, seen
 
 

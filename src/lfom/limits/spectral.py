@@ -31,8 +31,11 @@ from lfom.core.vectors import Parameters, from_vector, parameters, vector_of
 
 DAMPING = 1e-2  # of the first step
 LEAST_GAIN = 1e-5  # of the loss, relative: below it a fit ends
-PIECE, BLOCK = 10_000, 500  # prompts of one call, and of one step in it
-FEW, SOME = 3_000, 10_000  # prompts to find valleys with, and to compare them
+PIECE, BLOCK = 3_000, 500  # prompts of one call, and of one step in it
+FEW, SOME = (
+    3_000,
+    10_000,
+)  # prompts to find valleys with, and to compare them; FEW is one call, so that all calls are alike
 
 # Where the query has numbers of its own, there are deeper valleys far from the method without memory, in the last
 # three layers. Starts in three of them, found by a search from random ones (benchmarks/valleys.py): a and b as factors

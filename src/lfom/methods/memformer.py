@@ -222,14 +222,19 @@ class _Branch(NamedTuple):
 
     def normal(self, shape: tuple[int, ...]) -> Any:
         """Standard normals; on the host where that is possible, so that what follows compiles nothing."""
-        return on_host(_normal(self.key, np.asarray(self.places, np.int32), self.counts, shape))
+        draw = (
+            _normal if isinstance(self.key, jax.core.Tracer) else _normal_quickly
+        )  # inside somebody's jit: part of it
+        return on_host(draw(self.key, np.asarray(self.places, np.int32), self.counts, shape))
 
 
-@jit_draws
 def _normal(key: PRNGKeyArray, places: Array, counts: tuple[int, ...], shape: tuple[int, ...]) -> Array:
     for number, count in enumerate(counts):
         key = jax.random.split(key, count)[places[number]]
     return jax.random.normal(key, shape)
+
+
+_normal_quickly = jit_draws(_normal)
 
 
 def _preconditioner(branch: _Branch, kind: str, d: int, depth: int, scale: float) -> Preconditioner:
