@@ -228,7 +228,7 @@ class _Branch(NamedTuple):
         return on_host(draw(self.key, np.asarray(self.places, np.int32), self.counts, shape))
 
 
-def _normal(key: PRNGKeyArray, places: Array, counts: tuple[int, ...], shape: tuple[int, ...]) -> Array:
+def _normal(key: PRNGKeyArray, places: Any, counts: tuple[int, ...], shape: tuple[int, ...]) -> Array:
     for number, count in enumerate(counts):
         key = jax.random.split(key, count)[places[number]]
     return jax.random.normal(key, shape)
