@@ -152,8 +152,13 @@ class Algorithm(eqx.Module):
 
     @property
     def is_conjugate(self) -> bool:
-        """Whether it computes its coefficients from each problem, and so can take more steps than it has."""
+        """Whether it is conjugate gradients, and so can take more steps than it has."""
         return False
+
+    @property
+    def homogeneous(self) -> bool:
+        """Whether its answer is multiplied by c where all labels are."""
+        return True
 
     def parts(self) -> tuple[Reader, Memory]:
         """Its one reader and its one memory."""
@@ -403,8 +408,8 @@ class Method(Algorithm):
 
     @property
     def on_eigenvectors(self) -> "Method | None":
-        reader = self.reader.on_eigenvectors
-        return None if reader is None or not self.memory.has_numbers else self._with(reader, self.memory)
+        reader, memory = self.reader.on_eigenvectors, self.memory.on_eigenvectors
+        return None if reader is None or memory is None else self._with(reader, memory)
 
     @property
     def on_eigenvalues(self) -> "Method | None":
@@ -422,7 +427,11 @@ class Method(Algorithm):
 
     @property
     def is_conjugate(self) -> bool:
-        return not self.memory.linear
+        return self.memory.conjugate
+
+    @property
+    def homogeneous(self) -> bool:
+        return self.memory.linear or self.memory.conjugate
 
     def parts(self) -> tuple[Reader, Memory]:
         return self.reader, self.memory
@@ -539,6 +548,10 @@ class Mixture(Algorithm):
     @property
     def moves_covariates(self) -> bool:
         return any(head.moves_covariates for head in self.heads)
+
+    @property
+    def homogeneous(self) -> bool:
+        return all(head.homogeneous for head in self.heads)
 
     def __repr__(self) -> str:
         heads = ", ".join(dict.fromkeys(map(repr, self.heads)))

@@ -1,0 +1,135 @@
+"""What the doors of a method say and do, for methods of every origin: solve, JSON, Optax, Lineax, gates of each prompt."""
+
+import json
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import Array
+
+import lfom
+from lfom import memories, preconditioners, readers
+
+KEY = jax.random.key(0)
+DATA = lfom.LinearRegression([1.0, 0.5], 8)
+GRADIENT = readers.Gradient(preconditioners.Identity())
+QUICK = lfom.LeastSquares(first=300, last=300, passes=(1, 1), chunk=300)
+
+
+class Damped(lfom.Memory):
+    """A user's memory that is not linear, and no conjugate register."""
+
+    linear = False
+    eta: Array = lfom.parameter(axes="layers")
+
+    def __call__(self, direction: Any, past: Any, state: Any, problem: Any, layer: Any) -> Any:
+        return (self.eta / (1 + problem.slope(state, direction))) * direction, past
+
+
+def regressions(seed: int = 0, count: int = 6) -> lfom.LeastSquaresProblems:
+    rng = np.random.default_rng(seed)
+    X = (rng.normal(size=(count, 12, 3)) * [1.5, 1.0, 0.5]).astype(np.float32)
+    return lfom.LeastSquaresProblems(X, (X @ rng.normal(size=(count, 3, 1)))[..., 0].astype(np.float32))
+
+
+def asked(problems: lfom.LeastSquaresProblems) -> lfom.Prompt:
+    X, y = np.asarray(problems.X), np.asarray(problems.y)
+    return lfom.prompt_from_arrays(X, y, X[:, 0], y[:, 0])
+
+
+def test_a_users_memory_is_no_conjugate_register() -> None:
+    method = lfom.Method(GRADIENT, Damped(jnp.array([0.2, 0.5, 0.8])), 3)
+    assert not method.is_conjugate
+    assert "conjugate" not in method.promise
+    with pytest.raises(lfom.InputError, match="no fixed coefficients"):
+        method.to_json()
+    problems = regressions()
+    wanted = np.asarray(lfom.run(method, asked(problems)).weights)
+    for steps in (2, 3):
+        np.testing.assert_allclose(method.solve(problems, steps=steps).value, wanted[steps], rtol=1e-4)
+    mixture = lfom.mixture([method, lfom.gradient_descent(0.1, 3)])
+    wanted = np.asarray(lfom.run(mixture, asked(problems)).weights)
+    np.testing.assert_allclose(mixture.solve(problems).value, wanted[-1], rtol=1e-4)
+    losses = lfom.ConvexLosses(lambda w, x: jnp.log1p(jnp.exp(x @ w)).mean() + w @ w, problems.X, size=3)
+    assert (np.asarray(method.solve(losses).status) >= 0).all()
+
+
+@pytest.mark.parametrize("per_layer", [False, True])
+def test_gates_of_each_problem_are_found_with_a_tolerance_and_without(per_layer: bool) -> None:
+    mixture = lfom.mixture([lfom.gradient_descent(e, 3) for e in (0.2, 0.6)])
+    if per_layer:
+        mixture = lfom.Mixture(mixture.heads, jnp.full((2, 3), 0.5), per_layer=True)
+    method, problems = lfom.PerPrompt(mixture, steps=0), regressions()
+    free, bound = (method.solve(problems, 3, limit) for limit in (None, 1e-5))
+    np.testing.assert_allclose(bound.value, free.value, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(bound.residuals[:, -1], free.residuals[:, -1], rtol=1e-3)
+    wanted = np.asarray(lfom.run(method, asked(problems)).weights)[-1]
+    np.testing.assert_allclose(free.value, wanted, rtol=1e-3, atol=1e-4)
+
+
+def test_gates_of_each_prompt_over_kernels() -> None:
+    heads = [
+        lfom.memformer(2, 2, reader="gaussian", memory="none", scale=s, key=KEY, preconditioner="scalar")
+        for s in (0.3, 0.9)
+    ]
+    method, prompts = lfom.PerPrompt(lfom.mixture(heads), steps=1), DATA.prompts(KEY, 4)
+    assert method.kernel == heads[0].kernel
+    each = [np.asarray(lfom.run(method, prompts, view=view).predictions) for view in ("kernel", "tokens")]
+    np.testing.assert_allclose(each[0], each[1], rtol=1e-3, atol=1e-4)
+    scores = lfom.evaluate({"own": method, "mixture": method.model}, DATA, prompts=100, key=KEY)
+    assert scores["own"].mean.shape == scores["mixture"].mean.shape == (1, 3)
+
+
+def test_where_a_conjugate_register_stops_is_exported() -> None:
+    methods = [lfom.Method(GRADIENT, memories.Conjugate(stop), 3) for stop in (0.0, 0.3)]
+    assert [json.loads(json.dumps(one.to_json()))["stop"] for one in methods] == [0.0, 0.3]
+    assert lfom.Method(GRADIENT, memories.ConjugateBank(), 3).to_json()["stop"] == 0.0
+
+
+class OneNumber(lfom.Preconditioner):
+    """A user's multiple of the identity, which does not say its numbers."""
+
+    one_matrix = True
+    a: Array = lfom.parameter(axes="layers")
+
+    def matrix(self, d: int) -> Array:
+        return self.a * jnp.eye(d)
+
+    def transposed_times(self, vector: Array) -> Array:
+        return self.a * vector
+
+
+class TwoNumbers(lfom.Coefficient):
+    """A user's pair of numbers under other names."""
+
+    splits, is_number = True, True
+    ours: Array = lfom.parameter(scales="all")
+    theirs: Array = lfom.parameter()
+
+    def numbers(self) -> tuple[Any, Any]:
+        return self.ours, self.theirs
+
+    def on_tokens(self, direction: Array) -> Array:
+        return jnp.full(direction.shape[1], self.ours).at[-1].set(self.theirs) * direction
+
+    def on_iterates(self, direction: Any) -> Any:
+        return lfom.coefficients.Pair(self.ours, self.theirs).on_iterates(direction)
+
+
+def scaled(depth: int) -> readers.Reader:
+    return readers.Gradient(preconditioners.Scaled(jnp.full(depth, 0.5)))
+
+
+@pytest.mark.parametrize("which", ["preconditioner", "coefficient"])
+def test_fit_asks_a_users_classes_for_their_numbers(which: str) -> None:
+    if which == "preconditioner":
+        own = readers.Gradient(OneNumber(jnp.full(2, 0.5)))
+        model: Any = lfom.Method(own, memories.Forget(jnp.ones(2)), 2)
+    else:
+        gamma = TwoNumbers(jnp.ones(2), jnp.ones(2))
+        model = lfom.Method(scaled(2), memories.Bank(gamma, tied=True), 2)
+    fitted = lfom.fit(model, DATA, key=KEY, optimiser=QUICK).model()
+    scores = lfom.evaluate({"before": model, "after": fitted}, DATA, prompts=500, key=KEY)
+    assert scores["after"].mean[0, -1] < scores["before"].mean[0, -1]
