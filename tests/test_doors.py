@@ -5,12 +5,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import lineax as lx
 import numpy as np
 import pytest
 from jax import Array
 
 import lfom
 from lfom import memories, preconditioners, readers
+from lfom.frontends import LearnedSolver, learned_transformation
 
 KEY = jax.random.key(0)
 DATA = lfom.LinearRegression([1.0, 0.5], 8)
@@ -133,3 +135,99 @@ def test_fit_asks_a_users_classes_for_their_numbers(which: str) -> None:
     fitted = lfom.fit(model, DATA, key=KEY, optimiser=QUICK).model()
     scores = lfom.evaluate({"before": model, "after": fitted}, DATA, prompts=500, key=KEY)
     assert scores["after"].mean[0, -1] < scores["before"].mean[0, -1]
+
+
+def optax_path(method: Any, A: Array, b: Array) -> Array:
+    transformation = learned_transformation(method)
+    w, state = jnp.zeros_like(b), transformation.init(jnp.zeros_like(b))
+    for _ in range(method.depth):
+        step, state = transformation.update(A @ w - b, state)
+        w = w + step
+    return w
+
+
+A, B = jnp.array([[1.0, 0.2, 0.0], [0.2, 0.8, 0.1], [0.0, 0.1, 0.5]]), jnp.array([1.0, -1.0, 2.0])
+PROBLEM = lfom.problems.Quadratic(A, B)
+
+
+def trained(**options: Any) -> Any:
+    return lfom.memformer(3, 3, scale=0.3, key=KEY, **options)
+
+
+OPTAX = {
+    **{m: lambda m=m: trained(memory=m, preconditioner="scalar") for m in ("none", "register", "bank")},
+    "a user's memory": lambda: lfom.Method(GRADIENT, Damped(jnp.full(3, 0.5)), 3),
+    "mixture": lambda: lfom.mixture([trained(), trained(memory="register")]),
+}
+
+
+@pytest.mark.parametrize("name", list(OPTAX))
+def test_optax_runs_what_gradients_are_enough_for(name: str) -> None:
+    method = OPTAX[name]()
+    wanted = lfom.run(method, PROBLEM).predictions[-1]
+    np.testing.assert_allclose(optax_path(method, A, B), wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_optax_refuses_mixtures_that_need_more_and_grids_of_another_size() -> None:
+    with pytest.raises(lfom.InputError, match="sees gradients only"):
+        learned_transformation(lfom.mixture([trained(), trained(normalised=True)]))
+    grid = preconditioners.Transformed(jnp.zeros((3, 4)), "sine")
+    method = lfom.Method(readers.Gradient(grid), memories.Forget(jnp.ones(2)), 2)
+    assert method.shape == (3, 4)
+    with pytest.raises(lfom.InputError, match="7 numbers"):
+        learned_transformation(method).init(jnp.zeros(7))
+
+
+@pytest.mark.parametrize("options", [{"normalised": True}, {"covariates": True}, {"heads": 2}])
+def test_a_matrix_of_lineax_tells_what_linear_systems_do(options: Any) -> None:
+    method = trained(**options)
+    operator = lx.TaggedLinearOperator(lx.MatrixLinearOperator(A), lx.positive_semidefinite_tag)
+    answer = lx.linear_solve(operator, B, LearnedSolver(method), throw=False)
+    wanted = method.solve(lfom.LinearSystems(A[None], B[None]))
+    np.testing.assert_allclose(answer.value, wanted.value[0], rtol=1e-5)
+    assert answer.stats["status"] == wanted.status[0] >= 0
+
+
+def test_a_method_learned_from_operators_reads_the_diagonal_of_a_matrix() -> None:
+    rng = np.random.default_rng(0)
+    k = np.exp(0.3 * rng.normal(size=(30, 3))).astype(np.float32)
+    systems = lfom.LinearSystems(
+        lambda k, v: k * v, rng.normal(size=(30, 3)).astype(np.float32), data=k, diagonal=k
+    )
+    method = lfom.learn(systems, 2, "conjugate:jacobi+diagonal", iterations=0, progress=False)
+    operator = lx.MatrixLinearOperator(jnp.diag(jnp.asarray(k[0])), lx.positive_semidefinite_tag)
+    answer = lx.linear_solve(operator, B, LearnedSolver(method))
+    np.testing.assert_allclose(answer.value, B / k[0], rtol=1e-4)
+
+
+def by_json(method: Any) -> Array:
+    """The exported numbers by hand: identity or one matrix per layer."""
+    content = json.loads(json.dumps(method.to_json()))
+    matrices = content["preconditioner"].get("matrices", np.broadcast_to(np.eye(3), (3, 3, 3)))
+    w, past = jnp.zeros(3), []
+    for row, M in zip(content["bank"], matrices, strict=True):
+        past.append(jnp.asarray(M) @ (B - A @ w))
+        w = w + sum(c * z for c, z in zip(row, past, strict=False))
+    return w
+
+
+@pytest.mark.parametrize("preconditioner", ["full", "shared", "scalar"])
+def test_heads_that_add_up_to_one_are_exported(preconditioner: str) -> None:
+    method = trained(heads=2, preconditioner=preconditioner)
+    np.testing.assert_allclose(
+        by_json(method), lfom.run(method, PROBLEM).predictions[-1], rtol=1e-4, atol=1e-6
+    )
+    with pytest.raises(lfom.InputError, match="plain numbers do not tell"):
+        trained(heads=2, covariates=True).to_json()
+
+
+def test_rows_multiply_w_by_their_last_number() -> None:
+    rng = np.random.default_rng(0)
+    gamma = jnp.asarray(rng.uniform(0.1, 0.5, (3, 3, 4)), jnp.float32)
+    rows = lfom.Method(GRADIENT, memories.Bank(lfom.coefficients.Rows(gamma), tied=False), 3)
+    numbers = lfom.Method(GRADIENT, memories.scalar_bank(gamma[..., -1]), 3)
+    np.testing.assert_allclose(by_json(rows), lfom.run(rows, PROBLEM).predictions[-1], rtol=1e-4)
+    assert rows.certificate == numbers.certificate
+    assert rows.promise == numbers.promise
+    moves = readers.Gradient(preconditioners.Identity(), preconditioners.Scaled(jnp.ones(3)))
+    assert lfom.Method(moves, rows.memory, 3).certificate is None

@@ -16,7 +16,7 @@ from lfom.core.arrays import as_array, numpy_or_jax, on_host
 from lfom.core.checks import InputError, instance, known
 from lfom.core.kernels import Kernel
 from lfom.core.memories import Memory
-from lfom.core.parameters import check_arrays, dimension, parameter, part
+from lfom.core.parameters import check_arrays, dimension, parameter, part, sizes
 from lfom.core.problems import Problem, Quadratic
 from lfom.core.readers import Reader
 from lfom.core.states import Direction, Track, common, common_views, one_kernel
@@ -160,6 +160,11 @@ class Algorithm(eqx.Module):
         """Whether its answer is multiplied by c where all labels are."""
         return True
 
+    @property
+    def from_gradient(self) -> bool:
+        """Whether it needs nothing of a problem but its gradients."""
+        return False
+
     def parts(self) -> tuple[Reader, Memory]:
         """Its one reader and its one memory."""
         raise InputError(
@@ -224,7 +229,8 @@ class Algorithm(eqx.Module):
         if self.facts is not None:
             return self.facts.shape
         d = dimension(self)
-        return None if d is None else (d,)
+        grid = tuple(size for axis, size in sizes(self).items() if axis.startswith("d_"))
+        return (grid or None) if d is None else (d,)
 
     @property
     def dtype(self) -> Any:
@@ -433,6 +439,10 @@ class Method(Algorithm):
     def homogeneous(self) -> bool:
         return self.memory.linear or self.memory.conjugate
 
+    @property
+    def from_gradient(self) -> bool:
+        return self.reader.from_gradient and not self.memory.conjugate
+
     def parts(self) -> tuple[Reader, Memory]:
         return self.reader, self.memory
 
@@ -552,6 +562,10 @@ class Mixture(Algorithm):
     @property
     def homogeneous(self) -> bool:
         return all(head.homogeneous for head in self.heads)
+
+    @property
+    def from_gradient(self) -> bool:
+        return all(head.from_gradient for head in self.heads)
 
     def __repr__(self) -> str:
         heads = ", ".join(dict.fromkeys(map(repr, self.heads)))
