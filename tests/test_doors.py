@@ -231,3 +231,41 @@ def test_rows_multiply_w_by_their_last_number() -> None:
     assert rows.promise == numbers.promise
     moves = readers.Gradient(preconditioners.Identity(), preconditioners.Scaled(jnp.ones(3)))
     assert lfom.Method(moves, rows.memory, 3).certificate is None
+
+
+class OnTokens(readers.Reader):
+    """What another reader reads, on tokens alone."""
+
+    reader: readers.Reader = lfom.part()
+
+    def on_tokens(self, Z: Array, problem: Any) -> Array:
+        return self.reader.on_tokens(Z, problem)
+
+
+def experts(reader: str, tokens: bool) -> lfom.Mixture:
+    heads = []
+    for seed in range(2):
+        own = {} if reader == "linear" else {"scale": 0.3 + 0.5 * seed, "preconditioner": "scalar"}
+        head = lfom.memformer(
+            2, 1 + (reader == "linear"), reader=reader, memory="none", key=jax.random.key(seed), **own
+        )  # type: ignore[arg-type]
+        heads.append(lfom.Method(OnTokens(head.reader), head.memory, head.depth) if tokens else head)
+    return lfom.mixture(heads)
+
+
+@pytest.mark.parametrize("setting", ["labelled", "label-free", "per prompt"])
+@pytest.mark.parametrize("data", ["kernel", "joint", "logistic"])
+def test_gates_are_adapted_in_the_cheapest_view(
+    data: str, setting: str, monkeypatch: pytest.MonkeyPatch, x64: None
+) -> None:
+    """And end as on tokens; of prompts with a link too."""
+    source: Any = lfom.LogisticRegression([1.0, 0.5], 5) if data == "logistic" else DATA
+    reader = {"kernel": "gaussian", "joint": "linear", "logistic": "sparse"}[data]
+    prompts = jax.tree.map(lambda a: a.astype(float), source.prompts(KEY, 21))
+    wanted = lfom.adapt(experts(reader, tokens=True), prompts, setting=setting, steps=2)
+    monkeypatch.setattr(lfom.core.problems.Tokens, "of", None)
+    monkeypatch.setattr(lfom.core.link_problems.LinkTokens, "of", None)
+    found = lfom.adapt(experts(reader, tokens=False), prompts, setting=setting, steps=2)
+    np.testing.assert_allclose(found.before, wanted.before, rtol=1e-6)
+    np.testing.assert_allclose(found.after, wanted.after, rtol=1e-4)
+    assert found.after[0] < found.before[0]
