@@ -1,6 +1,7 @@
 """What the doors of a method say and do, for methods of every origin: solve, JSON, Optax, Lineax, gates of each prompt."""
 
 import json
+from functools import partial
 from typing import Any
 
 import jax
@@ -154,8 +155,8 @@ def trained(**options: Any) -> Any:
     return lfom.memformer(3, 3, scale=0.3, key=KEY, **options)
 
 
-OPTAX = {
-    **{m: lambda m=m: trained(memory=m, preconditioner="scalar") for m in ("none", "register", "bank")},
+OPTAX: dict[str, Any] = {
+    **{m: partial(trained, memory=m, preconditioner="scalar") for m in ("none", "register", "bank")},
     "a user's memory": lambda: lfom.Method(GRADIENT, Damped(jnp.full(3, 0.5)), 3),
     "mixture": lambda: lfom.mixture([trained(), trained(memory="register")]),
 }
@@ -245,10 +246,10 @@ class OnTokens(readers.Reader):
 def experts(reader: str, tokens: bool) -> lfom.Mixture:
     heads = []
     for seed in range(2):
-        own = {} if reader == "linear" else {"scale": 0.3 + 0.5 * seed, "preconditioner": "scalar"}
+        own: Any = {} if reader == "linear" else {"scale": 0.3 + 0.5 * seed, "preconditioner": "scalar"}
         head = lfom.memformer(
             2, 1 + (reader == "linear"), reader=reader, memory="none", key=jax.random.key(seed), **own
-        )  # type: ignore[arg-type]
+        )
         heads.append(lfom.Method(OnTokens(head.reader), head.memory, head.depth) if tokens else head)
     return lfom.mixture(heads)
 
