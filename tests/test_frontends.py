@@ -376,6 +376,16 @@ def test_the_lines_in_the_documentation_run_every_structure(name: str, framework
     assert_agrees(name, path, A, b)
 
 
+@pytest.mark.parametrize("stop", [0.0, 0.3])
+def test_the_lines_in_the_documentation_stop_where_the_register_does(stop: float) -> None:
+    A, b = system()
+    method = lfom.Method(lfom.readers.Gradient(lfom.preconditioners.Identity()), Conjugate(stop), D)
+    path = list(defined("run_conjugate")["run_conjugate"](method.to_json(), np.eye(D), A, b))
+    problem = lfom.problems.Quadratic(jnp.asarray(A), jnp.asarray(b))
+    np.testing.assert_allclose(path, lfom.run(method, problem).predictions[1:], atol=1e-8)
+    assert (path[1] == path[-1]).all() == (stop > 0)
+
+
 @pytest.mark.parametrize("kind", ["sine", "cosine"])
 def test_the_transform_in_the_documentation(kind: str) -> None:
     method = made(f"conjugate:{kind}", "operators", (3, 4))

@@ -362,11 +362,9 @@ def test_a_reader_with_the_wrong_shape_is_told() -> None:
 
 def test_what_needs_linear_labels_refuses_others(kind: str) -> None:
     batch, single = link_batch(OURS[kind], 1, 3, 6, 2), link_prompt(OURS[kind], 1, 6, 2)
-    experts = lfom.mixture([lfom.gradient_descent(s, 2) for s in (0.1, 0.2)])
     for work in (
         lambda: lfom.least_squares(batch),
         lambda: lfom.ridge(batch, 0.1),
-        lambda: lfom.adapt(experts, batch),
         lambda: lfom.theorems.conjugate_gradient_memformer(single, 2),
         lambda: LinkRegression(DATA[kind], LogisticLink()).prompts(KEY, 2),
     ):
@@ -375,10 +373,21 @@ def test_what_needs_linear_labels_refuses_others(kind: str) -> None:
     for refused in (DATA[kind].quadratics, DATA[kind].joints, lfom.AnyOf([DATA[kind]]).quadratics):
         with pytest.raises(InputError, match="are no quadratics"):
             refused(KEY, 2)
-    with pytest.raises(InputError, match="Gram matrix of a quadratic"):
-        lfom.evaluate({"adapted": lfom.PerPrompt(experts)}, DATA[kind], prompts=10, key=KEY)
     with pytest.raises(InputError, match="second derivative"):
         lfom.run(lfom.newton(2, 0.1), make_prompt(0, 5, 2))
+
+
+def test_every_prompt_finds_gates_by_the_deviance_of_its_context(kind: str) -> None:
+    heads = lfom.mixture([lfom.gradient_descent(s, 2) for s in (0.02, 0.2)])
+    own, batch = lfom.PerPrompt(heads, steps=0), link_batch(OURS[kind], 1, 3, 6, 2)
+    answers = [lfom.run(own, batch, view=view).predictions for view in ("iterates", "tokens")]
+    np.testing.assert_allclose(answers[0], answers[1], rtol=1e-4, atol=1e-6)
+    problem: Any = batch.problem("iterates")
+    methods: tuple[Any, ...] = (own, heads, *heads.heads)
+    losses = jnp.stack([problem.value(lfom.run(one, batch).weights[-1].T) for one in methods])  # type: ignore[index]
+    assert (losses[0] <= jnp.min(losses[1:], axis=0) + 1e-6).all()
+    scores = lfom.evaluate({"own": own}, DATA[kind], prompts=10, key=KEY)
+    assert np.isfinite(scores["own"].mean).all()
 
 
 # Distributions

@@ -11,7 +11,7 @@ or fewer than 20, all are fitted to, and held-out tokens of the same prompts jud
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import equinox as eqx
@@ -23,22 +23,24 @@ from jax import Array
 from lfom.adaptation.held_out import (
     asked_tokens,
     context_error,
-    context_error_on_tokens,
+    context_error_of_each,
     fold_size,
     folds_in_turn,
     hold_out,
-    hold_out_tokens,
+    hold_out_each,
 )
 from lfom.adaptation.per_prompt import STEPS, PerPrompt, no_gates, with_gates
 from lfom.adaptation.shared import Budget, chunked, fit_shared, total_losses
 from lfom.core import checks
 from lfom.core.arrays import as_array
 from lfom.core.checks import InputError
+from lfom.core.kernels import Kernel, check_semidefinite
 from lfom.core.methods import Algorithm, Mixture, a_method
 from lfom.core.parameters import check_dimension, leaves, sizes
 from lfom.core.parameters import kinds as kinds_of
-from lfom.core.problems import Problem, Quadratic, Tokens
+from lfom.core.problems import Problem, Quadratic
 from lfom.core.runs import PerRun, by_run, common_runs
+from lfom.core.states import common
 from lfom.core.threads import in_threads
 from lfom.core.vectors import from_vector, known_kinds, parameters, vector_of
 from lfom.core.words import brief
@@ -136,8 +138,8 @@ def adapt(
         a_method("model", one)
     runs = common_runs(model=model, prompts=prompts)
     models = _of_each_run(model, runs)
-    X, y, query, target = _arrays(_of_each_run(prompts, runs))
-    check_dimension(models[0], X.shape[-1])
+    given = _stacked(_of_each_run(prompts, runs))
+    check_dimension(models[0], given.X.shape[-1])
     _has_kinds(models[0], kinds, setting)
     if seconds is not None:
         checks.positive("seconds", seconds)
@@ -148,18 +150,17 @@ def adapt(
                 "seconds is no budget per prompt, which is one compiled call: limit it with steps."
             )
         most = STEPS if steps is None else checks.count("steps", steps, 0)
-        found = _per_prompt(models, X, y, folds, most)
+        found = _per_prompt(models, given, folds, most)
     else:
         budget = Budget(SHARED_STEPS if steps is None else checks.count("steps", steps), seconds)
-        labels = (query, target) if setting == "labelled" else None
-        found = _shared(models, X, y, labels, kinds, folds, budget, watch)
+        found = _shared(models, given, setting == "labelled", kinds, folds, budget, watch)
     adapted, before, after, kept, taken, history = found
     shared = by_run(prompts) is None
     result: Any = adapted[0] if shared and by_run(model) is None else PerRun(adapted)
     if setting == "per prompt" and shared and not prompts.batched:  # one prompt: no axis of prompts
         result = with_gates(result, result.gates[..., 0])
     spent = time.perf_counter() - begun
-    return Adaptation(result, setting, kinds, X.shape[1], before, after, kept, taken, spent, history)
+    return Adaptation(result, setting, kinds, given.X.shape[1], before, after, kept, taken, spent, history)
 
 
 @eqx.filter_jit
@@ -174,16 +175,16 @@ def _adapt_prompts(model: Mixture, X: Any, y: Any, size: int, steps: int) -> tup
 
 
 @eqx.filter_jit
-def _adapt_on_tokens(model: Mixture, X: Any, y: Any, size: int, steps: int) -> tuple[Array, ...]:
-    """The same for what only reads tokens, prompt by prompt."""
+def _adapt_each(model: Mixture, prompts: Prompt, view: str, size: int, steps: int) -> tuple[Array, ...]:
+    """The same in another view, or of labels through a link, prompt by prompt."""
 
-    def one(X: Array, y: Array) -> tuple[Array, Array, Array]:
-        tokens = Tokens.of(Prompt(X, y, X[0], y[0]))  # the query is not asked
-        adapted = PerPrompt(model, steps).adapted(tokens)
-        before = context_error_on_tokens(model, X, y, size)
-        return adapted.gates, before, context_error_on_tokens(adapted, X, y, size)
+    def one(prompt: Prompt) -> tuple[Array, Array, Array]:
+        prompt = replace(prompt, query=prompt.X[0], target=prompt.y[0])  # the query is not asked
+        adapted = PerPrompt(model, steps).adapted(prompt.problem(view, model.kernel))
+        before, after = (context_error_of_each(m, prompt, view, size) for m in (model, adapted))
+        return adapted.gates, before, after
 
-    return _kept(model, *jax.vmap(one, out_axes=-1)(X, y))
+    return _kept(model, *jax.vmap(one, out_axes=-1)(prompts))
 
 
 def _kept(model: Mixture, gates: Array, before: Array, after: Array) -> tuple[Array, ...]:
@@ -193,18 +194,20 @@ def _kept(model: Mixture, gates: Array, before: Array, after: Array) -> tuple[Ar
     return jnp.where(better, gates, own), before, jnp.where(better, after, before), better
 
 
-def _per_prompt(models: list[Mixture], X: np.ndarray, y: np.ndarray, folds: int | None, steps: int) -> Found:
+def _per_prompt(models: list[Mixture], given: Prompt, folds: int | None, steps: int) -> Found:
     """Runs, and parts of many prompts, side by side on all devices: one such call keeps one core busy."""
-    prompts, n = X.shape[1:3]
+    (runs, prompts, n), view = given.X.shape[:3], _view(models[0], given)
     size = fold_size(n, min(n, PER_PROMPT_FOLDS) if folds is None and n > 1 else folds)
     cuts = max(n for n in (1, 2, 4) if n == 1 or (prompts >= n * THREADED and prompts % n == 0))
     slices = [slice(c * prompts // cuts, (c + 1) * prompts // cuts) for c in range(cuts)]
-    parts = list(itertools.product(range(len(X)), slices))
+    parts = list(itertools.product(range(runs), slices))
 
     def one(part: tuple[int, slice]) -> Any:
-        run, chosen = part
-        work = _adapt_prompts if _view(models[run]) == "iterates" else _adapt_on_tokens
-        found = work(models[run], X[run, chosen], y[run, chosen], size, steps)
+        model, own = models[part[0]], jax.tree.map(lambda a: a[part], given)
+        if _by_downdates(view, given):
+            found = _adapt_prompts(model, own.X, own.y, size, steps)
+        else:
+            found = _adapt_each(model, own, view, size, steps)
         return [np.asarray(values) for values in found]
 
     found = [one(parts[0])] if len(parts) == 1 else list(in_threads(one, parts))
@@ -217,9 +220,18 @@ def _per_prompt(models: list[Mixture], X: np.ndarray, y: np.ndarray, folds: int 
     return adapted, before, after, kept, steps, ()
 
 
-def _view(model: Algorithm) -> str:
-    """Where a model is adapted: folds of a context are made of iterates or of tokens."""
-    return "iterates" if "iterates" in model.views else "tokens"
+def _view(model: Algorithm, given: Prompt) -> str:
+    """The cheapest that both have; a kernel that is not known to be positive semidefinite is looked at."""
+    view = next(iter(common(model.views, given.views)), "iterates")  # says why not
+    if view == "kernel" and model.kernel is not None and not model.kernel.semidefinite:
+        X = jnp.moveaxis(given.X.reshape(-1, *given.X.shape[2:]), 0, -1)
+        check_semidefinite(model.kernel, model.kernel.between(X, X))
+    return view
+
+
+def _by_downdates(view: str, given: Prompt) -> bool:
+    """Whether a fold of a context is its Gram matrix without a few examples."""
+    return view == "iterates" and given.is_quadratic
 
 
 @eqx.filter_jit
@@ -232,57 +244,57 @@ def _fold(X: Any, y: Any, size: int, chosen: Any) -> Quadratic:
 
 
 @eqx.filter_jit
-def _fold_tokens(X: Any, y: Any, positions: Any) -> Tokens:
-    def one(X: Array, y: Array) -> Tokens:
-        parts = jax.vmap(hold_out_tokens)(X, y, positions)
-        return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), parts)
+def _fold_each(given: Prompt, positions: Any, view: str, kernel: Kernel | None) -> Problem:
+    def one(own: Prompt) -> Problem:
+        parts = jax.vmap(hold_out_each)(own, positions)
+        return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), parts).problem(view, kernel)
 
-    return jax.vmap(one)(X, y)
+    return jax.vmap(one)(given)
 
 
-def _folded(view: str, X: np.ndarray, y: np.ndarray, size: int) -> tuple[Problem, int]:
+def _folded(view: str, kernel: Kernel | None, given: Prompt, size: int) -> tuple[Problem, int]:
     """Folds of the prompts of every run, prompts and folds on one axis; and how many labels they ask for."""
-    prompts, n = X.shape[1:3]
+    prompts, n = given.X.shape[1:3]
     chosen = folds_in_turn(prompts, n, size)
-    if view == "iterates":
-        return _fold(X, y, size, chosen), asked_tokens(prompts, n, size, chosen)
+    if _by_downdates(view, given):
+        return _fold(given.X, given.y, size, chosen), asked_tokens(prompts, n, size, chosen)
     each = np.arange(-(-n // size))[:, None] if chosen is None else chosen
     positions = np.broadcast_to(each * size, (len(each), prompts)).T
-    return _fold_tokens(X, y, positions), positions.size
+    return _fold_each(given, positions, view, kernel), positions.size
 
 
 @eqx.filter_jit
-def _asked(view: str, X: Any, y: Any, query: Any, target: Any) -> Problem:
-    return jax.vmap(lambda prompt: prompt.problem(view))(Prompt(X, y, query, target))
+def _asked(view: str, kernel: Kernel | None, given: Prompt) -> Problem:
+    return jax.vmap(lambda prompt: prompt.problem(view, kernel))(given)
 
 
 def _shared(
     models: list[Any],
-    X: np.ndarray,
-    y: np.ndarray,
-    labels: tuple[np.ndarray, np.ndarray] | None,
+    given: Prompt,
+    labelled: bool,
     kinds: tuple[str, ...],
     folds: int | None,
     budget: Budget,
     watch: Callable[[int, float], None] | None,
 ) -> Found:
-    n, prompts, template, view = X.shape[-2], X.shape[1], models[0], _view(models[0])
+    (prompts, n), template = given.X.shape[1:3], models[0]
+    view = _view(template, given), template.kernel
     trained = sum(leaf.array.size for leaf in leaves(template) if leaf.kind in kinds)  # fitted, or chosen
     few = ENOUGH <= prompts < MANY * trained
     fitted = prompts - round(JUDGED * prompts) if few else prompts
     fit_on, judge_on = slice(0, fitted), slice(fitted if few else 0, prompts)
+    fitting, judges = (jax.tree.map(lambda a, part=part: a[:, part], given) for part in (fit_on, judge_on))
     judging, contexts, tokens = None, None, 1
-    if labels is None:
+    if not labelled:
         size = fold_size(n, folds)
-        contexts, tokens = _folded(view, X[:, judge_on], y[:, judge_on], size)
+        contexts, tokens = _folded(*view, judges, size)
         judging = contexts if few else None
-        sets = _folded(view, X[:, fit_on], y[:, fit_on], size)[0] if few else contexts
+        sets = _folded(*view, fitting, size)[0] if few else contexts
     else:
-        given = (X, y, *labels)
-        sets = _asked(view, *(array[:, fit_on] for array in given))
-        judging = _asked(view, *(array[:, judge_on] for array in given)) if few else None
+        sets = _asked(*view, fitting)
+        judging = _asked(*view, judges) if few else None
         if n > 1 and "tokens" not in sizes(template):
-            contexts, tokens = _folded(view, X[:, judge_on], y[:, judge_on], fold_size(n, folds))
+            contexts, tokens = _folded(*view, judges, fold_size(n, folds))
     start = np.stack([vector_of(one) for one in models])
     judge = None if judging is None else chunked(judging)
     found, history = fit_shared(template, kinds, start, chunked(sets), judge, budget, watch)
@@ -313,14 +325,11 @@ def _of_each_run(thing: Any, runs: int) -> list[Any]:
     return [thing] * runs if each is None else each.each()
 
 
-def _arrays(prompts: list[Prompt]) -> tuple[np.ndarray, ...]:
-    """The checked fields with axes of runs and prompts: X (runs, prompts, n, d), and so on."""
-    whole = [checked(one).linear() for one in prompts]
+def _stacked(prompts: list[Prompt]) -> Prompt:
+    """The checked prompts with axes of runs and prompts: X (runs, prompts, n, d), and so on."""
+    whole = [replace(checked(one), weights=None) for one in prompts]
     whole = [one if one.batched else jax.tree.map(lambda a: a[None], one) for one in whole]
-    X, y, query, target = (
-        np.stack([np.asarray(getattr(one, name)) for one in whole]) for name in ("X", "y", "query", "target")
-    )
-    return X, y, query, target
+    return jax.tree.map(lambda *own: np.stack([np.asarray(a) for a in own]), *whole)
 
 
 def _has_kinds(model: Any, kinds: tuple[str, ...], setting: str) -> None:

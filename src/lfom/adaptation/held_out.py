@@ -5,6 +5,8 @@ is a downdate: the Gram matrix of the others is (n G - x x^T) / (n - 1), with se
 once their sum. No query's label is ever read.
 """
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +15,7 @@ from jaxtyping import Float, Int
 
 from lfom.core.checks import InputError, count
 from lfom.core.methods import Algorithm
-from lfom.core.problems import Quadratic, Tokens
+from lfom.core.problems import Quadratic
 from lfom.core.unroll import last_residual
 from lfom.prompts.prompt import Prompt
 
@@ -86,17 +88,16 @@ def hold_out(
     )
 
 
-def hold_out_tokens(
-    X: Float[Array, "n d"], y: Float[Array, " n"], positions: Int[Array, " each"] | np.ndarray
-) -> Tokens:
-    """For what reads tokens: the prompt once for each of these tokens, which is its query then. One token is
+def hold_out_each(prompt: Prompt, positions: Int[Array, " each"] | np.ndarray) -> Prompt:
+    """For what is no downdate: the prompt once for each of these tokens, which is its query then. One token is
     held out at a time, since a prompt has one query."""
-    n = X.shape[0]
+    n = prompt.X.shape[0]
 
-    def one(position: Array) -> Tokens:
+    def one(position: Array) -> Prompt:
         others = jnp.arange(n - 1)
         others = jnp.where(others < position, others, others + 1)
-        return Tokens.of(Prompt(X[others], y[others], X[position], y[position]))
+        X, y = prompt.X, prompt.y
+        return replace(prompt, X=X[others], y=y[others], query=X[position], target=y[position])
 
     return jax.vmap(one)(jnp.asarray(positions))
 
@@ -109,8 +110,7 @@ def context_error(
     return jnp.sum(residual**2, axis=(0, 1)) / X.shape[0]
 
 
-def context_error_on_tokens(
-    model: Algorithm, X: Float[Array, "n d"], y: Float[Array, " n"], size: int
-) -> Float[Array, ""]:
-    """The same for what reads tokens, of one prompt: one token of every fold is held out."""
-    return jnp.mean(last_residual(model, hold_out_tokens(X, y, np.arange(0, X.shape[0], size))) ** 2)
+def context_error_of_each(model: Algorithm, prompt: Prompt, view: str, size: int) -> Float[Array, ""]:
+    """The same in another view, or of labels through a link, of one prompt: one token of every fold is held out."""
+    folds = hold_out_each(prompt, np.arange(0, prompt.X.shape[0], size))
+    return jnp.mean(last_residual(model, folds.problem(view, model.kernel)) ** 2)

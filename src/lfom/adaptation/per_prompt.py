@@ -21,6 +21,7 @@ from jaxtyping import Float
 from lfom.core import checks
 from lfom.core.arrays import PROMPTS_LAST, pad_axes, transpose
 from lfom.core.checks import InputError
+from lfom.core.kernels import Kernel
 from lfom.core.methods import Algorithm, Mixture
 from lfom.core.parameters import kinds
 from lfom.core.problems import Problem, Quadratic
@@ -48,6 +49,7 @@ class PerPrompt(Algorithm):
     switches_off = False  # its gates are fitted through all of its layers
     model: Any  # with gates
     steps: int = eqx.field(static=True, default=STEPS)
+    gates: Any = None  # of all layers, for the problem that it looked at
 
     def __check_init__(self) -> None:
         if "gates" not in kinds(self.model):
@@ -63,6 +65,17 @@ class PerPrompt(Algorithm):
         return self.model.views
 
     @property
+    def kernel(self) -> Kernel | None:
+        return self.model.kernel
+
+    def without_kernel(self) -> "PerPrompt":
+        return PerPrompt(self.model.without_kernel(), self.steps)
+
+    @property
+    def homogeneous(self) -> bool:
+        return self.model.homogeneous
+
+    @property
     def splits(self) -> bool:
         return self.model.splits
 
@@ -70,14 +83,23 @@ class PerPrompt(Algorithm):
     def moves_covariates(self) -> bool:
         return self.model.moves_covariates
 
-    def prepared(self, problem: Problem) -> Algorithm:
-        return self.adapted(problem).prepared(problem)
+    def ready(self) -> "PerPrompt":
+        return PerPrompt(self.model.ready(), self.steps, self.gates)
+
+    def look(self, problem: Problem) -> tuple[Any, Any]:
+        return self.adapted(problem).gates, self.model.look(problem)
+
+    def bind(self, seen: tuple[Any, Any]) -> "PerPrompt":
+        return PerPrompt(self.model.bind(seen[1]), self.steps, seen[0])
 
     def start(self, state: Any, problem: Problem, room: int | None) -> Any:
         return self.model.start(state, problem, room)
 
     def step(self, state: Any, past: Any, problem: Problem, layer: Array | int) -> tuple[Any, Any]:
-        return self.model.step(state, past, problem, layer)
+        model, gates = self.model, self.gates
+        if gates is not None:
+            model = with_gates(model, gates[:, layer] if model.per_layer else gates)
+        return model.step(state, past, problem, layer)
 
     def truncated(self, depth: int) -> "PerPrompt":
         return PerPrompt(self.model.truncated(depth), self.steps)

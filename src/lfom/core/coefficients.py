@@ -59,6 +59,15 @@ class Coefficient(eqx.Module):
         """What multiplies the context's and the query's w: a number, or one per coordinate."""
         raise InputError(f"{type(self).__name__} does not multiply w by numbers.")
 
+    def with_numbers(self, context: Any, query: Any) -> "Coefficient | None":
+        """The same with these, where it has one for the context and one for the query; else None."""
+        return None
+
+    @property
+    def on_eigenvectors(self) -> "Coefficient | None":
+        """What it is where w has one coordinate and covariates stay: itself, or numbers; None where neither is true."""
+        return self if self.is_number else None
+
     @abc.abstractmethod
     def on_tokens(self, direction: Array) -> Array:
         """Gamma times a direction (d+1, n+1)."""
@@ -109,6 +118,9 @@ class Pair(Coefficient):
     def numbers(self) -> tuple[Any, Any]:
         return self.context, self.query
 
+    def with_numbers(self, context: Any, query: Any) -> Coefficient:
+        return Pair(context, query)
+
     def on_tokens(self, direction: Array) -> Array:
         columns = jnp.full(direction.shape[1], self.context).at[-1].set(self.query)
         return columns * direction
@@ -134,6 +146,13 @@ class Rows(Coefficient):
 
     splits, is_number = False, False
     value: Float[Array, "... rows"] = parameter(axes="rows", scales="last")
+
+    def numbers(self) -> tuple[Any, Any]:
+        return self.value[..., -1], self.value[..., -1]
+
+    @property
+    def on_eigenvectors(self) -> Coefficient:
+        return Scalar(self.value[..., -1])
 
     def on_tokens(self, direction: Array) -> Array:
         checks.size("gamma", self.value, 0, direction.shape[0], "d + 1")

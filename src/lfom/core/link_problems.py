@@ -36,7 +36,11 @@ class LinkTokens(Problem):
 
     Z_0: Float[Array, "*prompts rows tokens"]
     target: Float[Array, "*prompts"]
+    asked: Float[Array, "*prompts"]  # 1; 0 for a prompt that only fills up a batch
     link: Link = eqx.field(static=True)
+    asks_context: bool = eqx.field(
+        static=True, default=False
+    )  # answers are x.w of the context's own examples
 
     @staticmethod
     def of(prompt: Any) -> "LinkTokens":
@@ -45,9 +49,8 @@ class LinkTokens(Problem):
             return jax.vmap(LinkTokens.of)(prompt)
         x = jnp.vstack([prompt.X, prompt.query]).T
         unknown = prompt.link.mean(jnp.zeros((), prompt.y.dtype))
-        return LinkTokens(
-            jnp.vstack([x, jnp.append(prompt.y, unknown), jnp.zeros_like(x[0])]), prompt.target, prompt.link
-        )
+        Z_0 = jnp.vstack([x, jnp.append(prompt.y, unknown), jnp.zeros_like(x[0])])
+        return LinkTokens(Z_0, prompt.target, jnp.ones_like(prompt.target), prompt.link)
 
     def seen(self, state: Array) -> Array:
         """What attention sees, (d+1, n+1)."""
@@ -72,7 +75,7 @@ class LinkTokens(Problem):
         no_constant_curvature(self.link)
 
     def readout(self, state: Array) -> Array:
-        return state[-1, -1]
+        return state[-1, :-1] if self.asks_context else state[-1, -1]
 
     def unknowns(self) -> int:
         return self.Z_0.shape[-2] - 2
@@ -85,8 +88,13 @@ class LinkTokens(Problem):
         return jnp.mean(self.diagonal())
 
     def residual(self, answer: Array) -> Array:
-        """The signed root of the deviance."""
-        return self.link.residual(answer, self.target)[None]
+        """The signed root of the deviance; that of the context's labels over sqrt(n)."""
+        if self.asks_context:
+            return self.link.residual(answer, self.Z_0[-2, :-1]) / answer.shape[0] ** 0.5
+        return self.asked * self.link.residual(answer, self.target)[None]
+
+    def about_context(self) -> "LinkTokens":
+        return LinkTokens(self.Z_0, self.target, self.asked, self.link, asks_context=True)
 
     def each(self, work: Callable[[Problem], Array]) -> Array:
         return work(self) if self.Z_0.ndim == 2 else jax.vmap(work, out_axes=-1)(self)
@@ -162,6 +170,10 @@ class LinkExamples(IterateProblem):
 
     def hessian_at_start(self) -> Array:
         return self.link.curvature(jnp.zeros((), self.X.dtype)) * self.gram
+
+    def about_context(self) -> "LinkExamples":
+        shares = jnp.full_like(self.y, self.y.shape[0] ** -0.5)
+        return LinkExamples(self.X, self.y, self.X, self.y, shares, self.link)
 
     def residual(self, answer: Array) -> Array:
         """The signed root of the deviance, (k, *prompts)."""

@@ -33,8 +33,8 @@ from lfom.core.words import brief
 class Memory(eqx.Module):
     """step, past = memory(direction, past, state, problem, layer); its parameters are those of the layer.
 
-    linear: whether the step is a fixed linear combination of directions. has_numbers: whether its
-    coefficients are numbers, or one for the context and one for the query.
+    linear: whether the step is a fixed linear combination of directions. conjugate: whether the steps are those of
+    conjugate gradients. has_numbers: whether its coefficients are numbers, or one for the context and one for the query.
 
     >>> import lfom
     >>> class Twice(lfom.Memory):
@@ -48,6 +48,7 @@ class Memory(eqx.Module):
     __repr__ = brief
 
     linear: ClassVar[bool] = True
+    conjugate: ClassVar[bool] = False
 
     @property
     def views(self) -> tuple[str, ...]:
@@ -80,7 +81,7 @@ class Memory(eqx.Module):
         raise InputError(
             "conjugate gradients compute their coefficients from each prompt, so they have no "
             "fixed coefficients. Run them on the prompt instead."
-            if not self.linear
+            if self.conjugate
             else f"{type(self).__name__} has no fixed coefficients of past gradients that act on w."
         )
 
@@ -91,6 +92,15 @@ class Memory(eqx.Module):
             return self
         context, query = (as_array(rows.astype(default_dtype())) for rows in self.table(depth))
         return Bank(Pair(context, query) if wide or self.splits else Scalar(context), False)
+
+    @property
+    def on_eigenvectors(self) -> "Memory | None":
+        """What it is on problems of one unknown, where it multiplies all coordinates of w alike; else None."""
+        return self if self.has_numbers else None
+
+    def with_numbers(self, context: Any, query: Any) -> "Memory | None":
+        """The same with other tables, where it has one for the context and one for the query; else None."""
+        return None
 
     def begin(self) -> "Memory":
         """Where training begins."""
@@ -245,15 +255,26 @@ class Bank(Memory):
         return rows(context), rows(query)
 
     @property
+    def on_eigenvectors(self) -> "Bank | None":
+        return self._with(self.gamma.on_eigenvectors)
+
+    def with_numbers(self, context: Any, query: Any) -> "Bank | None":
+        return None if self.tied else self._with(self.gamma.with_numbers(context, query))
+
+    def _with(self, gamma: Coefficient | None) -> "Bank | None":
+        return None if gamma is None else Bank(gamma, self.tied, self.own_is_one)
+
+    @property
     def accumulates(self) -> bool:
         """A tied bank adds each direction again in every later layer."""
         return self.tied and not self.own_is_one
 
     def begin(self) -> "Bank":
         """The query's values of a tied pair at a small number; the context's stay at 1."""
-        if self.accumulates and self.gamma.splits and self.gamma.is_number:
-            return eqx.tree_at(lambda b: b.gamma.query, self, replace_fn=lambda q: filled(q, 0.3))
-        return self
+        if not (self.accumulates and self.gamma.splits and self.gamma.is_number):
+            return self
+        context, query = self.gamma.numbers()
+        return self._with(self.gamma.with_numbers(context, filled(query, 0.3))) or self
 
     def first_steps(self, depth: int) -> np.ndarray:
         """Those of a tied bank differ by what they accumulate. For a pair of values the context should not
@@ -293,7 +314,7 @@ class Conjugate(Memory):
     R_l.A^-1 R_l = r_l.A r_l + gamma_l^2 R_{l-1}.A^-1 R_{l-1}.
     """
 
-    linear = False
+    linear, conjugate = False, True
     stop: float = eqx.field(static=True, default=0.0)
 
     def start(self, nothing: Any, state: Any, problem: Problem, room: int | None) -> Conjugated:
@@ -347,7 +368,8 @@ class ConjugateBank(Memory):
     none (in float64).
     """
 
-    linear = False
+    linear, conjugate = False, True
+    stop: ClassVar[float] = 0.0  # it goes on as far as rounding lets it
 
     def start(self, nothing: Any, state: Any, problem: Problem, room: int | None) -> ConjugatedBank:
         zero = jnp.zeros_like(problem.slope(state, nothing))

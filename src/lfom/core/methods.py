@@ -16,7 +16,7 @@ from lfom.core.arrays import as_array, numpy_or_jax, on_host
 from lfom.core.checks import InputError, instance, known
 from lfom.core.kernels import Kernel
 from lfom.core.memories import Memory
-from lfom.core.parameters import check_arrays, dimension, outline, parameter, part, replaced
+from lfom.core.parameters import check_arrays, dimension, outline, parameter, part, replaced, sizes
 from lfom.core.problems import Problem, Quadratic
 from lfom.core.readers import Reader
 from lfom.core.states import Direction, Track, common, common_views, one_kernel
@@ -152,7 +152,17 @@ class Algorithm(eqx.Module):
 
     @property
     def is_conjugate(self) -> bool:
-        """Whether it computes its coefficients from each problem, and so can take more steps than it has."""
+        """Whether it is conjugate gradients, and so can take more steps than it has."""
+        return False
+
+    @property
+    def homogeneous(self) -> bool:
+        """Whether its answer is multiplied by c where all labels are."""
+        return True
+
+    @property
+    def from_gradient(self) -> bool:
+        """Whether it needs nothing of a problem but its gradients."""
         return False
 
     def parts(self) -> tuple[Reader, Memory]:
@@ -219,7 +229,8 @@ class Algorithm(eqx.Module):
         if self.facts is not None:
             return self.facts.shape
         d = dimension(self)
-        return None if d is None else (d,)
+        grid = tuple(size for axis, size in sizes(self).items() if axis.startswith("d_"))
+        return (grid or None) if d is None else (d,)
 
     @property
     def dtype(self) -> Any:
@@ -403,8 +414,8 @@ class Method(Algorithm):
 
     @property
     def on_eigenvectors(self) -> "Method | None":
-        reader = self.reader.on_eigenvectors
-        return None if reader is None or not self.memory.has_numbers else self._with(reader, self.memory)
+        reader, memory = self.reader.on_eigenvectors, self.memory.on_eigenvectors
+        return None if reader is None or memory is None else self._with(reader, memory)
 
     @property
     def on_eigenvalues(self) -> "Method | None":
@@ -422,7 +433,15 @@ class Method(Algorithm):
 
     @property
     def is_conjugate(self) -> bool:
-        return not self.memory.linear
+        return self.memory.conjugate
+
+    @property
+    def homogeneous(self) -> bool:
+        return self.memory.linear or self.memory.conjugate
+
+    @property
+    def from_gradient(self) -> bool:
+        return self.reader.from_gradient and not self.memory.conjugate
 
     def parts(self) -> tuple[Reader, Memory]:
         return self.reader, self.memory
@@ -539,6 +558,14 @@ class Mixture(Algorithm):
     @property
     def moves_covariates(self) -> bool:
         return any(head.moves_covariates for head in self.heads)
+
+    @property
+    def homogeneous(self) -> bool:
+        return all(head.homogeneous for head in self.heads)
+
+    @property
+    def from_gradient(self) -> bool:
+        return all(head.from_gradient for head in self.heads)
 
     def __repr__(self) -> str:
         heads = ", ".join(dict.fromkeys(map(repr, self.heads)))

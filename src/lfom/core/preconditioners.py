@@ -69,9 +69,13 @@ class Preconditioner(eqx.Module):
     def transposed_times(self, vector: Array) -> Array:
         """A_l^T times a vector (d, *prompts)."""
 
+    def sizes(self, depth: int) -> Any:
+        """a_l of all layers, (depth, ...), where A_l = a_l M, by NumPy where they are known; None where it does not say."""
+        return None
+
     @property
     def common(self) -> Array | None:
-        """M's own parameter where A_l = a_l M; None for the identity."""
+        """M's own parameter, M its symmetric part, where there are sizes; None for the identity."""
         return None
 
     @property
@@ -120,6 +124,9 @@ class Scaled(Preconditioner):
     one_matrix, kind = True, "identity"
     scale: Float[Array, "depth ..."] = parameter(axes="layers")
 
+    def sizes(self, depth: int) -> Any:
+        return on_host(self.scale)[:depth]
+
     @property
     def on_eigenvectors(self) -> Preconditioner:
         return self
@@ -149,6 +156,9 @@ class Shared(Preconditioner):
     one_matrix, kind = True, "full"
     scale: Float[Array, "depth ..."] = parameter(axes="layers")
     half: Float[Array, "d d ..."] = parameter(axes="d d")
+
+    def sizes(self, depth: int) -> Any:
+        return on_host(self.scale)[:depth]
 
     @property
     def on_eigenvectors(self) -> Preconditioner:
@@ -270,6 +280,9 @@ class Identity(Definite):
     """A_l = I."""
 
     one_matrix, kind = True, "identity"
+
+    def sizes(self, depth: int) -> Any:
+        return np.ones(depth, default_dtype())
 
     def matrix(self, d: int) -> Array:
         return jnp.eye(d)

@@ -467,6 +467,11 @@ class KernelMatrix(Quadratic):
         image = self.hessian_times(direction.context.w) if direction.image is None else direction.image
         return self.unknowns() * dot(image, image), Direction(direction.context, direction.query, image)
 
+    def about_context(self) -> "KernelMatrix":
+        """|f(X) - y|^2 / n, as on tokens."""
+        root = self.unknowns() ** 0.5
+        return KernelMatrix(self.gram, self.moment, root * self.gram, root * self.moment)
+
     def has_gram(self) -> bool:
         return False
 

@@ -24,7 +24,7 @@ from lfom.core.arrays import as_array, matmat, matvec, pad_axes, transpose
 from lfom.core.checks import InputError, known
 from lfom.core.kernels import Kernel
 from lfom.core.parameters import parameter, part
-from lfom.core.preconditioners import Full, Preconditioner
+from lfom.core.preconditioners import Full, Preconditioner, Scaled
 from lfom.core.states import Columns, Direction, Iterate, Track, common_views, no_view, one_kernel, views_of
 from lfom.core.words import brief
 
@@ -78,6 +78,19 @@ class Reader(eqx.Module):
     @property
     def from_gradient(self) -> bool:
         return False
+
+    def sizes(self, depth: int) -> Any:
+        """a_l of all layers, (depth, ...), where it reads the gradient times a_l M; None where it does not say."""
+        return None
+
+    @property
+    def common(self) -> Array | None:
+        """M's own parameter, M its symmetric part, where there are sizes; None for the identity."""
+        return None
+
+    def matrices(self, depth: int, d: int) -> Any:
+        """A_l of all layers, (depth, d, d), where it reads nothing but A_l^T times the gradient; else None."""
+        return None
 
     @property
     def on_eigenvectors(self) -> "Reader | None":
@@ -134,6 +147,10 @@ class Reader(eqx.Module):
     def canonical(self, depth: int, d: int) -> "Reader":
         """The same with full matrices in every layer, where it has matrices: readers of several classes
         then share what is compiled for one."""
+        return self
+
+    def merged(self, depth: int, d: int | None) -> "Reader":
+        """The same as one head, where its heads are matrices whose sum is one. d: None where it is for any."""
         return self
 
     def without_kernel(self) -> "Reader":
@@ -244,6 +261,16 @@ class Gradient(Reader):
     def from_gradient(self) -> bool:
         return self.B is None
 
+    def sizes(self, depth: int) -> Any:
+        return None if self.B is not None else self.A.sizes(depth)
+
+    @property
+    def common(self) -> Array | None:
+        return self.A.common
+
+    def matrices(self, depth: int, d: int) -> Any:
+        return None if self.B is not None else self.A.all_layers(depth, d)
+
     @property
     def on_eigenvectors(self) -> Reader | None:
         A = self.A.on_eigenvectors
@@ -252,7 +279,7 @@ class Gradient(Reader):
     @property
     def on_eigenvalues(self) -> Reader | None:
         A, B = self.A.on_eigenvectors, self.B
-        multiples = B is None or (B.one_matrix and B.common is None)
+        multiples = B is None or (B.one_matrix and B.common is None and B.on_eigenvectors is not None)
         return Gradient(A, B) if multiples and A is not None else None
 
     def plain(self) -> dict[str, Any]:
@@ -330,6 +357,9 @@ class KernelAttention(Reader):
     @property
     def definite(self) -> bool:
         return self.A.definite
+
+    def sizes(self, depth: int) -> Any:
+        return self.A.sizes(depth)
 
     def on_tokens(self, Z: Array, problem: Any) -> Array:
         X, labels = Z[:-1].T, Z[-1, :-1]
@@ -524,6 +554,15 @@ class Heads(Composed):
 
     def combined(self, read: Callable[[Reader], Any], problem: Any) -> Any:
         return functools.reduce(operator.add, map(read, self.readers))
+
+    def merged(self, depth: int, d: int | None) -> Reader:
+        each = [
+            reader.matrices(depth, d or 1) for reader in self.readers
+        ]  # those for any d are multiples of I
+        if any(matrices is None for matrices in each):
+            return self
+        total = as_array(sum(each))
+        return Gradient(Scaled(total[:, 0, 0]) if d is None else Full(total))
 
 
 class Normalised(Composed):

@@ -28,8 +28,8 @@ class LearnedSolver(lx.AbstractLinearSolver[State]):
 
     method: learned, trained or built. steps, tolerance: as in `method.solve`; exactly as many steps as asked
     for are a success. The operator must be tagged `lx.positive_semidefinite_tag`. A method learned from
-    matrices or regressions reads the operator's matrix (`as_matrix`), any other one its products; in Jacobi
-    coordinates the latter takes `options={"diagonal": ...}`. `options={"y0": ...}` is a start shaped like the unknowns, from
+    matrices or regressions reads the operator's matrix (`as_matrix`), one that was not learned does where the operator is one,
+    and any other its products. Without a matrix, what reads the diagonal takes `options={"diagonal": ...}`. `options={"y0": ...}` is a start shaped like the unknowns, from
     which tolerance and residuals count; solves of the transposed operator, as in reverse-mode derivatives, start at zero.
 
     stats: num_steps, max_steps, status (see `lfom.Solution.meaning`) and residuals relative to
@@ -67,7 +67,7 @@ class LearnedSolver(lx.AbstractLinearSolver[State]):
             )
         structure = self.method.structure
         jacobi = structure is not None and structure.jacobi
-        if jacobi and not self._reads_matrix and "diagonal" not in options:
+        if jacobi and not (self._reads_matrix or is_matrix(operator)) and "diagonal" not in options:
             raise InputError(
                 "this method works in coordinates set by the diagonal of the operator. Pass it as "
                 'options={"diagonal": ...}, shaped like the unknowns.'
@@ -97,8 +97,8 @@ class LearnedSolver(lx.AbstractLinearSolver[State]):
         return unravel(value.ravel()), _result(status), stats
 
     def _problems(self, operator: State, vector: Any, b: Array, diagonal: Any) -> IterateProblem:
-        """A batch of one, of the kind the method was learned from; products, where it was not learned."""
-        if self._reads_matrix:
+        """A batch of one, of the kind the method was learned from; where it was not learned, a matrix if there is one."""
+        if self._reads_matrix or (self.method.facts is None and is_matrix(operator)):
             return jax.vmap(Quadratic)(operator.as_matrix()[None], b[None])
         arrays, rest = eqx.partition(operator, eqx.is_array)
         _, unravel = ravel_pytree(vector)
@@ -106,6 +106,8 @@ class LearnedSolver(lx.AbstractLinearSolver[State]):
         def product(arrays: Any, v: Array) -> Array:
             return ravel_pytree(eqx.combine(arrays, rest).mv(unravel(v.ravel())))[0].reshape(v.shape)
 
+        if diagonal is None and is_matrix(operator):
+            diagonal = lx.diagonal(operator)
         known = None if diagonal is None else ravel_pytree(diagonal)[0].reshape(b.shape)
         return jax.tree.map(lambda leaf: leaf[None], Operator(product, arrays, b, known))
 
@@ -119,6 +121,13 @@ class LearnedSolver(lx.AbstractLinearSolver[State]):
 
     def assume_full_rank(self) -> bool:
         return True
+
+
+def is_matrix(operator: Any) -> bool:
+    """Whether its entries are there, and cost no products."""
+    while isinstance(operator, lx.TaggedLinearOperator):
+        operator = operator.operator
+    return isinstance(operator, lx.MatrixLinearOperator | lx.PyTreeLinearOperator | lx.DiagonalLinearOperator)
 
 
 def _result(status: Array) -> lx.RESULTS:

@@ -72,14 +72,13 @@ def _nowhere(gradient: Array) -> Objective:
 
 def _check(method: Algorithm) -> None:
     """Gradients must be enough to run it."""
-    reader, _ = method.parts()
     name = "" if method.structure is None else f" ({method.structure.name})"
     if method.is_conjugate:
         raise InputError(
             f"this method{name} computes its coefficients from A, and an Optax transformation sees "
             'gradients only. Learn one with structure="preconditioned:full", for example.'
         )
-    if not reader.from_gradient:
+    if not method.from_gradient:
         raise InputError(
             f"this method{name} reads more of a problem than its gradient, such as the diagonal of A, and an Optax "
             "transformation sees gradients only. Learn one without, such as preconditioned:full."
@@ -96,10 +95,10 @@ def _check(method: Algorithm) -> None:
 def _vector(method: Algorithm, tree: Any) -> tuple[Array, Any]:
     """The tree's numbers in the shape of the method's unknowns, and the way back."""
     flat, unravel = ravel_pytree(tree)
-    (reader, memory), shape = method.parts(), method.shape
+    shape = method.shape
     if shape is not None and flat.size == math.prod(shape):
         return flat.reshape(shape), unravel
-    if jax.tree.leaves(reader) == [] and memory.has_numbers:
+    if method.as_algorithm().shape is None:  # numbers, whatever they were learned for
         return flat, unravel
     raise InputError(
         f"this method was learned for unknowns of shape {shape}, and these parameters are "

@@ -294,7 +294,8 @@ def fitted_depths(
     for template, bare in zip(templates, plain, strict=True):
         own = _filled(template, Method(bare.reader, template.memory, template.depth))
         starts = [own]
-        if template.splits and template.depth >= LATE and np.ndim(template.memory.gamma.query) == 2:
+        tables = own.memory.table(template.depth)
+        if template.depth >= LATE and own.memory.with_numbers(*tables) is not None:
             starts += [_in_valley(own, *numbers) for numbers in VALLEYS]
         found.append(_best(template, starts, train, judge))
     return found
@@ -356,8 +357,7 @@ def _in_valley(model: Numbers, a: Any, b: Any, context: float, query: Any) -> Nu
     A, B = np.array(model.reader.A.scale), np.array(model.reader.B.scale)
     A[late] *= a
     B[late][:-1] *= b
-    tables = [np.array(model.memory.gamma.context), np.array(model.memory.gamma.query)]
+    tables = [np.array(table) for table in model.memory.table(model.depth)]
     tables[0][late, late][1, 0] = context
     tables[1][late, late][np.tril_indices(LATE)] = query
-    model = eqx.tree_at(lambda m: [m.memory.gamma.context, m.memory.gamma.query], model, tables)
-    return _with(model, A, B)
+    return _with(eqx.tree_at(lambda m: m.memory, model, model.memory.with_numbers(*tables)), A, B)

@@ -143,9 +143,9 @@ def _multiples(reader: Reader, depth: int) -> tuple[np.ndarray, bool]:
     if reads["jacobi"]:
         raise InputError("its coordinates are set by the diagonal of each problem, so that M is another one.")
     plain = {name: np.asarray(value) for name, value in reads["preconditioner"].items() if name != "kind"}
-    single: Any = reader.on_eigenvectors
+    single = reader.on_eigenvectors
     if single is not None:
-        sizes = np.asarray(single.A.all_layers(depth, 1)[:, 0, 0], np.float64)
+        sizes = np.asarray(single.sizes(depth), np.float64)
         M = plain.get("matrix")
     else:  # one matrix per layer: multiples of the first, or not
         matrices = np.asarray(plain["matrices"], np.float64)[:depth]

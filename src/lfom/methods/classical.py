@@ -230,7 +230,8 @@ def lfom_coefficients(method: Method) -> Float[Array, "steps steps d"]:
     [-0.75, -0.5]
     """
     checks.instance("method", method, Method, "a method such as lfom.nesterov(0.3, 0.9, steps=4)")
-    if not method.reader.one_matrix or dimension(method.reader) is not None:
+    scale = method.reader.sizes(method.depth)
+    if scale is None or dimension(method.reader) is not None:
         raise InputError(
             "equation 1.1 has diagonal coefficients: they exist for methods that read the plain "
             "gradient (A_l = a_l I, B = 0). Multiply a full A into the gradient yourself."
@@ -239,8 +240,6 @@ def lfom_coefficients(method: Method) -> Float[Array, "steps steps d"]:
     xp = numpy_or_jax(*tables)
     # Where the iterate is after every step, in directions d_j: context C, query Q.
     C, Q = (xp.cumsum(table, axis=0) for table in tables)
-    plain: Any = method.reader.canonical(method.depth, 1)  # with d = 1 a_l I is the number a_l
-    scale = plain.A.all_layers(method.depth, 1)[:, 0, 0]
     if not method.splits:
         gamma = -C * scale.reshape(-1, *(1,) * (C.ndim - 2))
         return jnp.asarray(gamma[..., None] if gamma.ndim == 2 else gamma)

@@ -3,7 +3,7 @@
 How to run it, with z_j = s M (s r_j), r_j = b - A w_j (or minus the gradient) and w_0 = 0:
 
     bank       w_{l+1} = w_l + sum over j <= l of bank[l][j] z_j    (entrywise where it is diagonal)
-    conjugate  conjugate gradients with M as the preconditioner
+    conjugate  conjugate gradients with M as the preconditioner, until r.z has fallen to stop^2 of its first value
 
 s = 1 / sqrt(diagonal of A) where "jacobi" is true, else 1. M by "preconditioner": identity; diagonal
 (d numbers); low-rank (S (I + V V^T) S with S = diag(sqrt(diagonal))); transform (T^T diag(modes) T);
@@ -24,6 +24,7 @@ from lfom.core.readers import Reader
 def exported(method: Algorithm) -> dict[str, Any]:
     """The contents of the JSON export."""
     reader, memory = method.parts()
+    reader = reader.merged(method.depth, None if method.shape is None else method.shape[0])
     reads = reader.plain()
     content: dict[str, Any] = {
         "format": "lfom method, coefficients",
@@ -38,8 +39,7 @@ def exported(method: Algorithm) -> dict[str, Any]:
         "preconditioner": jax.tree.map(_plain, reads["preconditioner"]),
         "promise": method.promise,
     }
-    if not method.is_conjugate:
-        content |= _tables(reader, memory, method.depth)
+    content |= {"stop": memory.stop} if method.is_conjugate else _tables(reader, memory, method.depth)  # type: ignore[attr-defined]
     if method.certificate is not None:
         content["interval"] = [0.0, method.certificate.reach[-1]]
     return content
@@ -47,8 +47,8 @@ def exported(method: Algorithm) -> dict[str, Any]:
 
 def _tables(reader: Reader, memory: Memory, depth: int) -> dict[str, Any]:
     """What every step adds of every direction, the step sizes of the reader in it."""
-    single: Any = reader.on_eigenvectors
-    sizes = np.ones(depth) if single is None else single.A.all_layers(depth, 1)[:, 0, 0]
+    single = reader.on_eigenvectors
+    sizes = np.ones(depth) if single is None else single.sizes(depth)
     tables = dict(zip(("bank", "answer") if memory.splits else ("bank",), memory.table(depth), strict=False))
     return {name: _plain(t * sizes.reshape(-1, *(1,) * (t.ndim - 2))) for name, t in tables.items()}
 

@@ -80,19 +80,20 @@ def no_worse(
 
 class Centred(NamedTuple):
     """The same problems in v with w = start + scale v. Their right-hand sides are what the start leaves, divided by a
-    power of two near their size: neither large nor small ones spoil a square, and nothing is rounded."""
+    power of two near their size: neither large nor small ones spoil a square, and nothing is rounded. A method whose answers
+    do not grow with them (`Algorithm.homogeneous`) sees them as they are."""
 
     problems: IterateProblem
     start: Float[Array, "problems *shape"] | None
     scale: Float[Array, "problems ..."]  # with axes of size 1 for the unknowns
 
     @staticmethod
-    def of(problems: Any, start: Array | None) -> "Centred":
+    def of(problems: Any, start: Array | None, homogeneous: bool = True) -> "Centred":
         b = problems.moment if start is None else -jax.vmap(lambda one, w: one.gradient(w))(problems, start)
         largest = jnp.max(jnp.abs(jax.lax.stop_gradient(b)), _inner(b))
         limits = jnp.finfo(b.dtype)
         exponent = jnp.where(largest > 0, jnp.frexp(largest)[1], limits.minexp)
-        power = jnp.clip(exponent, limits.minexp, limits.maxexp - 2)
+        power = jnp.clip(exponent, limits.minexp, limits.maxexp - 2) if homogeneous else 0 * exponent
         scale = pad_axes(jnp.ldexp(jnp.ones(len(b), b.dtype), power), b.ndim)
         return Centred(eqx.tree_at(lambda one: one.moment, problems, _divided(b, scale)), start, scale)
 
@@ -205,7 +206,7 @@ def solve_systems(
 ) -> Raw:
     """`own` steps of the method, conjugate gradients up to `steps`; all of them where its steps fail their
     check. start: where they begin, by default at 0. written: see `derivatives.by_steps`."""
-    centred = Centred.of(given, start)
+    centred = Centred.of(given, start, program.method.homogeneous)
     problems = centred.problems
     first = begin(problems, starts(problems), steps)
     threshold = None if tolerance is None else strict(tolerance) * first.size

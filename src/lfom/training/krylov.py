@@ -36,15 +36,14 @@ INNER = 40  # steps that fit a model's own numbers to the coefficients it should
 
 
 def has_krylov_view(model: Any) -> bool:
-    """Whether this view can train the model: its answers are polynomials, and its a_l are its own."""
-    return model.is_polynomial and "A" in kinds(model)
+    """Whether this view can train the model: its answers are polynomials, and its a_l are its own, and told."""
+    return model.is_polynomial and "A" in kinds(model) and model.reader.sizes(model.depth) is not None
 
 
 def tables_of(model: Any, depth: int) -> np.ndarray:
     """(2, depth, depth, ...): what a model of this view makes of its gradients, for the context and for the
     query, a_l included; further axes of its arrays stay last."""
-    sizes = np.asarray(model.reader.A.scale)[:depth]
-    return np.stack([table * sizes for table in model.memory.table(depth)])
+    return np.stack([table * model.reader.sizes(depth) for table in model.memory.table(depth)])
 
 
 def coefficients_of_tables(tables: np.ndarray, h: Any, active: np.ndarray) -> list[np.ndarray]:
@@ -220,10 +219,8 @@ class Krylov:
         size = sum(
             int(np.prod(a.shape)) for a in jax.tree.leaves(eqx.filter(parameters.template, eqx.is_array))
         )
-        places = from_vector(
-            parameters.template, np.arange(size)
-        ).reader.A  # every number replaced by its place
-        self._matrix = None if places.common is None else np.asarray(places.common)
+        places = from_vector(parameters.template, np.arange(size)).reader.common  # of numbers, in the vector
+        self._matrix = None if places is None else np.asarray(places)
         trained = np.isin(np.arange(size), parameters.index)
         self._moves = self._matrix is not None and bool(trained[self._matrix].all())
         self._triangle = triangle if self._moves else (triangle[0][:0],) * 2  # the coordinates of M

@@ -111,7 +111,8 @@ def _mean_losses(
     """A function from parameters (candidates, parameters) to the mean losses after every step. A method
     whose coefficients are numbers is scored by the moments of the prompts: no prompt is looked at again."""
     example = build(*[0.5] * parameters, steps)
-    if not prompts.is_quadratic or not example.is_polynomial or dimension(example) is not None:
+    told = example.is_polynomial and example.parts()[0].sizes(steps) is not None
+    if not prompts.is_quadratic or not told or dimension(example) is not None:
         compiled = jax.jit(lambda values, on: jnp.mean(losses(build(*values, steps), on), axis=-1))
 
         def one_by_one(grid: np.ndarray) -> np.ndarray:
@@ -126,7 +127,7 @@ def _mean_losses(
 
     def tables(values: Array) -> Array:
         one: Any = build(*values, steps)
-        return jnp.stack(one.memory.table(steps)) * one.reader.A.all_layers(steps, 1)[:, 0, 0]
+        return jnp.stack(one.memory.table(steps)) * one.reader.sizes(steps)
 
     compiled = jax.jit(jax.vmap(tables, out_axes=-1))
 
