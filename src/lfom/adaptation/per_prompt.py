@@ -70,6 +70,9 @@ class PerPrompt(Algorithm):
     def moves_covariates(self) -> bool:
         return self.model.moves_covariates
 
+    def as_algorithm(self) -> "PerPrompt":
+        return PerPrompt(self.model.as_algorithm(), self.steps)
+
     def prepared(self, problem: Problem) -> Algorithm:
         return self.adapted(problem).prepared(problem)
 
