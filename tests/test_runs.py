@@ -123,6 +123,22 @@ def test_a_fingerprint_tells_numbers_options_and_classes_apart() -> None:
     assert fingerprint(LinearRegression([1.0, 0.5], 8)) == fingerprint(DATA[0])
 
 
+def test_classes_of_one_name_have_other_fingerprints() -> None:
+    """As a function makes them, or a cell of a notebook that is run again."""
+
+    def made(number: float) -> Any:
+        class Mine(Sums):
+            def prompt(self, key: Any) -> Prompt:
+                return jax.tree.map(lambda a: number * a, super().prompt(key))
+
+        return Mine
+
+    first, second = made(1.0), made(2.0)
+    assert fingerprint(first()) == fingerprint(first())
+    assert fingerprint(first()) != fingerprint(second())
+    assert fingerprint([first()]) != fingerprint([second()])
+
+
 # A list is fine everywhere
 
 

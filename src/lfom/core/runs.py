@@ -7,7 +7,7 @@ is done on the host: nothing is compiled for it.
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -42,17 +42,18 @@ def take(tree: Any, index: Any) -> Any:
     return _on_arrays(lambda array: array[index], [tree])
 
 
-def fingerprint(tree: Any) -> str:
-    """A short text that differs wherever the class, the options or the numbers of something differ."""
+def fingerprint(tree: Any) -> Hashable:
+    """What differs wherever the class, the options or the numbers of something differ. Two classes of one name are two:
+    that of a notebook's cell that was run again, for one."""
     leaves, structure = jax.tree.flatten(tree)
-    found = hashlib.sha256(str(structure).encode())
+    found = hashlib.sha256()
     for leaf in leaves:
         if eqx.is_array(leaf) or isinstance(leaf, np.ndarray | np.generic):
             known = np.asarray(leaf)
             found.update(f"{known.shape} {known.dtype}".encode() + known.tobytes())
         else:
             found.update(repr(leaf).encode())
-    return found.hexdigest()[:32]
+    return structure, found.hexdigest()
 
 
 class PerRun(eqx.Module):
