@@ -40,7 +40,7 @@ from lfom.core.parameters import kinds as kinds_of
 from lfom.core.problems import Problem, Quadratic, Tokens
 from lfom.core.runs import PerRun, by_run, common_runs, each_run
 from lfom.core.threads import in_threads
-from lfom.core.vectors import from_vector, known_kinds, parameters, vector_of
+from lfom.core.vectors import check_constants, from_vector, known_kinds, parameters, vector_of
 from lfom.core.words import brief
 from lfom.prompts.prompt import Prompt, checked
 
@@ -136,6 +136,7 @@ def adapt(
         a_method("model", one)
     runs = common_runs(model=model, prompts=prompts)
     models = [one.as_algorithm() for one in each_run(model, runs)]  # what was learned is of others
+    check_constants(models)
     X, y, query, target = _arrays(each_run(prompts, runs))
     check_dimension(models[0], X.shape[-1])
     _has_kinds(models[0], kinds, setting)

@@ -25,7 +25,7 @@ from lfom.core.parameters import check_dimension, check_layers, leaves, replaced
 from lfom.core.parameters import kinds as kinds_of
 from lfom.core.runs import PerRun, by_run, common_runs, each_run
 from lfom.core.states import VIEWS, common
-from lfom.core.vectors import Parameters, from_vector, parameters, vector_of
+from lfom.core.vectors import Parameters, check_constants, from_vector, parameters, vector_of
 from lfom.core.words import in_words
 from lfom.training.adam import Adam
 from lfom.training.least_squares import LeastSquares
@@ -200,7 +200,9 @@ def _check_state(state: State, phases: list[Phase], size: tuple[int, int]) -> No
 
 def _each(model: Any) -> list[Algorithm]:
     """Without what is known of other numbers, as of a method that was learned."""
-    return [a_method("model", one).as_algorithm() for one in each_run(model)]
+    found = [a_method("model", one).as_algorithm() for one in each_run(model)]
+    check_constants(found)
+    return found
 
 
 def _trained_kinds(train: Any) -> None:
