@@ -96,7 +96,8 @@ def things() -> Iterator[Any]:
     yield checkpoint()
     yield dataclasses.replace(unfinished(), optimiser=lfom.Adam(steps=7))
     vectors = np.stack([[vector_of(experts[0])] * 2] * 3)
-    yield lfom.Fit(experts[0], (1, 2), vectors, ({"phase": "all"},), 0.5)
+    row = {"phase": "all", "number": 0, "level": 0, "step": 1, "log_loss": [[-1.0, -2.0]]}
+    yield lfom.Fit(experts[0], (1, 2), vectors, (row,), 0.5)
     yield State(
         0, 0, 0, np.zeros((0, 0, 0)), {"inf": np.array([np.inf])}, ({"nan": float("nan"), "list": [1]},)
     )

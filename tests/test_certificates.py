@@ -1,7 +1,10 @@
 """What a certificate promises, and what `solve` calls certified: neither is ever too much."""
 
 import functools
+from dataclasses import replace
+from typing import Any
 
+import equinox as eqx
 import jax
 import numpy as np
 import pytest
@@ -72,3 +75,42 @@ def test_certified_is_what_the_steps_that_run_contract() -> None:
         certified = found.status == statuses.CERTIFIED
         np.testing.assert_array_equal(certified, largest <= certificate.reach[steps - 1])
         assert (found.status[~certified] > 0).all()
+
+
+def test_what_changes_a_learned_method_forgets_what_was_learned_of_it() -> None:
+    """Its certificate, its record and its range are of other numbers, or of more layers."""
+    method = mostly_small()
+    data = lfom.LinearRegression([9.0, 4.0, 1.0], 12)
+    options: dict[str, Any] = {"train": ("coefficients",), "steps": 3}
+    adapted = lfom.adapt(method, data.prompts(jax.random.key(0), 60), setting="labelled", **options).model
+    adam = lfom.Adam(steps=20, batch=20, learning_rate=0.03)
+    for changed in (
+        adapted,
+        lfom.fit(method, data, key=jax.random.key(0), optimiser=adam).model(),
+        method.truncated(1),
+    ):
+        assert not eqx.tree_equal(changed.as_algorithm(), method.as_algorithm())
+        plain = lfom.Method(changed.reader, changed.memory, changed.depth)
+        assert changed.record is None
+        assert changed.promise == plain.promise != method.promise
+    assert method.truncated(method.depth).promise == method.promise
+    both = lfom.mixture([method, method])
+    assert [head.facts for head in both.as_algorithm().heads] == [None, None]
+
+
+def test_learned_methods_are_trained_by_least_squares_and_scored_as_a_list() -> None:
+    """As what they are without what is known of them: a list may hold several of one structure."""
+    method = mostly_small()
+    assert method.learned is not None
+    half = Register(method.memory.alpha / 2, method.memory.gamma)  # type: ignore[attr-defined]
+    methods = [method, lfom.Method(method.reader, half, 4, replace(method.learned, floor=1e-3))]
+    data, key = lfom.LinearRegression([2.0, 1.0, 0.5], 12), jax.random.key(0)
+    quick = lfom.LeastSquares(first=200, last=200, passes=(2, 1))
+    assert lfom.fit(methods, data, key=key, optimiser=quick).runs == 2
+    both = lfom.mixture(methods)
+    trained = lfom.fit(both, data, key=key, train="gates", optimiser=quick).model()
+    assert eqx.tree_equal(trained.heads, both.as_algorithm().heads)  # frozen, and nothing is claimed of them
+    score = lfom.evaluate({"both": methods}, data, prompts=100, key=key)["both"]
+    assert score.mean[0, -1] != score.mean[1, -1]
+    adapted = lfom.adapt(methods, data.prompts(key, 20), train=("coefficients",), steps=1)
+    assert adapted.model.runs == 2

@@ -14,6 +14,7 @@ from lfom import (
     LeastSquares,
     LinearRegression,
     Method,
+    adapt,
     evaluate,
     fit,
     memformer,
@@ -427,3 +428,41 @@ def test_a_reader_for_another_d_ends_with_a_sentence() -> None:
     said = Method(Attention(turn, turn), Fading(jnp.ones(())), 2)
     with pytest.raises(InputError, match=rf"prompts have d = {D} covariates and the model d = {D + 2}"):
         run(said, prompt)
+
+
+class Picks(Memory):
+    which: jax.Array  # a constant
+    eta: jax.Array = parameter(axes="layers")
+    table: jax.Array = parameter("sizes", axes="entries")
+
+    def __call__(self, direction: Any, past: Any, state: Any, problem: Any, layer: Any) -> tuple[Any, Any]:
+        return self.eta * self.table[self.which] * direction, past
+
+
+def picking(which: int, eta: Any = 0.5) -> Method:
+    return Method(Gradient(Identity()), Picks(jnp.asarray(which), jnp.full(2, eta), jnp.ones(3)), 2)
+
+
+@pytest.mark.parametrize("optimiser", [QUICK, Adam(steps=10, batch=20)])
+def test_whole_numbers_stay_as_they_are(optimiser: Any) -> None:
+    method = picking(1)
+    assert vector_of(method).size == parameters(method).vector(method).size == 5
+    found = fit(method, DATA, key=KEY, optimiser=optimiser).model().memory
+    assert found.which == 1
+    assert found.which.dtype == method.memory.which.dtype  # type: ignore[attr-defined]
+    assert np.asarray(found.table[0]) == 1 != np.asarray(found.table[1])  # only what is picked is moved
+    adapted = adapt(method, DATA.prompts(KEY, 20), train=("coefficients",), steps=1)
+    assert adapted.model.memory.which.dtype == found.which.dtype
+
+
+def test_whole_numbers_that_cannot_be_what_is_asked_are_refused() -> None:
+    for refused in (
+        lambda: fit([picking(0), picking(1)], DATA, key=KEY),
+        lambda: adapt([picking(0), picking(1)], DATA.prompts(KEY, 20), train=("coefficients",)),
+    ):
+        with pytest.raises(
+            InputError, match="run 1 of model differs from run 0 in an array of whole numbers"
+        ):
+            refused()
+    with pytest.raises(InputError, match=r"memory.eta is of int32, and train=.* frees it: only real numbers"):
+        fit(picking(0, 1), DATA, key=KEY)

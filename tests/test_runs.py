@@ -1,6 +1,7 @@
 """One of something per run: models, distributions and prompts alike, as PerRun or as a list."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -9,22 +10,33 @@ import numpy as np
 import pytest
 
 from lfom import (
+    Adam,
+    Distribution,
     GaussianMixture,
     HeavyTailed,
     InputError,
     LeastSquares,
     LinearRegression,
+    LogisticRegression,
+    Method,
     PerRun,
+    Prompt,
     RandomScale,
     adapt,
     conjugate_gradient,
     evaluate,
     fit,
     gradient_descent,
+    load,
     memformer,
     mixture,
+    sampled_optimum,
+    save,
 )
-from lfom.core.runs import common_runs, concatenate, fingerprint, joined, stack, take
+from lfom.core.memories import Register
+from lfom.core.preconditioners import Scaled
+from lfom.core.readers import Gradient
+from lfom.core.runs import concatenate, fingerprint, joined, stack, take
 from lfom.training.fitting import plan
 from tests.helpers import make_batch
 
@@ -61,13 +73,41 @@ def test_groups_of_runs_are_joined() -> None:
     np.testing.assert_array_equal(again.memory.eta, both.stacked.memory.eta)
 
 
-def test_what_has_no_arrays_is_the_same_in_every_run() -> None:
-    runs = PerRun([conjugate_gradient(2)] * 2)
-    assert runs.runs is None
-    assert common_runs(method=runs, data=DATA) == 2
-    found = evaluate({"CGD": runs}, DATA, prompts=100, key=KEY)["CGD"]
+class Sums(Distribution):
+    dimension = 2
+
+    def prompt(self, key: Any) -> Prompt:
+        X = jax.random.normal(key, (9, 2))
+        return Prompt(X[:-1], X[:-1].sum(1), X[-1], X[-1].sum())
+
+
+def test_a_list_without_arrays_has_as_many_runs_as_it_is_long() -> None:
+    runs = PerRun([conjugate_gradient(2)] * 3)
+    assert (runs.runs, len(runs.each()), runs[1:].runs, joined([runs, runs]).runs) == (3, 3, 2, 6)
+    assert runs.map(lambda one: one).runs == 3
+    assert len(list(runs)) == 3
+    assert PerRun(conjugate_gradient(2)).runs is None
+    assert fingerprint(runs) != fingerprint(runs[1:])
+    found = evaluate({"CGD": runs[1:]}, DATA, prompts=100, key=KEY)["CGD"]
     alone = evaluate({"CGD": conjugate_gradient(2)}, DATA, prompts=100, key=KEY)["CGD"]
     np.testing.assert_array_equal(found.mean, alone.mean)
+    with pytest.raises(InputError, match="CGD has models for 3 runs and the data has 2"):
+        evaluate({"CGD": runs}, DATA, prompts=100, key=KEY)
+
+
+def test_distributions_without_arrays_are_as_many_runs_as_are_listed() -> None:
+    models = [memformer(2, 1, memory="none", scale=scale, key=KEY) for scale in (0.1, 0.2, 0.3)]
+    score = evaluate({"descent": SIZES[0]}, [Sums()] * 3, prompts=100, key=KEY)["descent"]
+    assert len({tuple(row) for row in score.mean}) == 3
+    for model, data in ((models[0], [Sums()] * 3), (models, Sums())):
+        found = fit(model, data, key=KEY, optimiser=Adam(steps=10, batch=20))
+        assert found.runs == 3
+        assert len({vector.tobytes() for vector in found.vectors}) == 3
+
+
+def test_a_list_without_arrays_is_saved_with_its_number(tmp_path: Path) -> None:
+    save(tmp_path / "runs.lfom", PerRun([conjugate_gradient(2)] * 3))
+    assert load(tmp_path / "runs.lfom").runs == 3
 
 
 def test_a_fingerprint_tells_numbers_options_and_classes_apart() -> None:
@@ -81,6 +121,22 @@ def test_a_fingerprint_tells_numbers_options_and_classes_apart() -> None:
     things += [PerRun(DATA), PerRun(DATA[:1]), LinearRegression([1.0, 0.5], 8, noise=0.1)]
     assert len({fingerprint(thing) for thing in things}) == len(things)
     assert fingerprint(LinearRegression([1.0, 0.5], 8)) == fingerprint(DATA[0])
+
+
+def test_classes_of_one_name_have_other_fingerprints() -> None:
+    """As a function makes them, or a cell of a notebook that is run again."""
+
+    def made(number: float) -> Any:
+        class Mine(Sums):
+            def prompt(self, key: Any) -> Prompt:
+                return jax.tree.map(lambda a: number * a, super().prompt(key))
+
+        return Mine
+
+    first, second = made(1.0), made(2.0)
+    assert fingerprint(first()) == fingerprint(first())
+    assert fingerprint(first()) != fingerprint(second())
+    assert fingerprint([first()]) != fingerprint([second()])
 
 
 # A list is fine everywhere
@@ -117,6 +173,36 @@ def test_a_list_is_adapted_as_what_it_stands_for() -> None:
         assert found.model.runs == 2
     shared = adapt(models[0], prompts)  # one model for all runs
     np.testing.assert_allclose(shared.model[0].gates, adapt(models, prompts).model[0].gates, rtol=1e-5)
+
+
+def test_every_run_keeps_its_own_frozen_numbers() -> None:
+    """Also where least squares begins from the scale of the prompts, also where that scale is looked for."""
+    models = [
+        Method(Gradient(Scaled(jnp.full(2, 0.5))), Register(jnp.ones(2), jnp.full(2, gamma)), 2)
+        for gamma in (0.1, 0.9)
+    ]
+    for data in (DATA[0], LogisticRegression([1.0, 0.5], 8)):
+        found = fit(models, data, key=KEY, train=("A",), optimiser=QUICK)
+        for run, model in enumerate(models):
+            np.testing.assert_array_equal(found.model(run).memory.gamma, model.memory.gamma)
+            assert not np.array_equal(found.model(run).reader.A.scale, model.reader.A.scale)
+
+
+@pytest.mark.parametrize("kind", ["full", "scalar"])
+def test_what_is_not_trained_stays_as_it_is(kind: str) -> None:
+    model = memformer(2, 2, memory="register", preconditioner=kind, scale=0.4, key=KEY)
+    found = fit(model, DATA[0], key=KEY, train="coefficients", optimiser=QUICK).model()
+    assert jax.tree.all(jax.tree.map(np.array_equal, found.reader, model.reader))
+    assert not np.array_equal(found.memory.gamma, model.memory.gamma)
+
+
+def test_optima_of_other_numbers_are_one_list() -> None:
+    """What is only known of them differs, and they are run without it."""
+    optima = [sampled_optimum(data, 2, KEY, prompts=400, chunk=100) for data in DATA]
+    found = evaluate({"best": optima}, DATA, prompts=200, key=KEY)["best"]
+    for run, (data, optimum) in enumerate(zip(DATA, optima, strict=True)):
+        alone = evaluate({"best": [optimum] * 2}, [data] * 2, prompts=200, key=KEY)["best"]
+        np.testing.assert_array_equal(found.mean[run], alone.mean[run])
 
 
 # Other lists are refused

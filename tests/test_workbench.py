@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from lfom import (
+    Adam,
     PerRun,
     conjugate_gradient,
     exact_optimum,
@@ -14,7 +15,7 @@ from lfom import (
     momentum,
     nesterov,
 )
-from lfom.experiments.workbench import PRESETS, Preset, Workbench
+from lfom.experiments.workbench import PRESETS, Preset, Workbench, kept
 from lfom.limits.optimum import with_preconditioner
 from lfom.methods.classical import APPENDIX_B
 
@@ -33,13 +34,15 @@ def data(bench: Workbench, label: str) -> Any:
     return bench.data(SPECTRUM, context=8, variance=LABELS[label])
 
 
-def scored(bench: Workbench, label: str) -> np.ndarray:
-    return bench.scores({"GD": gradient_descent(0.3, 2)}, data(bench, label), label)["GD"].mean
+def scored(bench: Workbench, label: str, on: Any = None) -> np.ndarray:
+    return bench.scores({"GD": gradient_descent(0.3, 2)}, on or data(bench, label), label)["GD"].mean
 
 
-def trained(bench: Workbench, label: str, training: str = "paper", depth: int = 1) -> np.ndarray:
+def trained(
+    bench: Workbench, label: str, on: Any = None, training: str = "paper", depth: int = 1
+) -> np.ndarray:
     curve = "Linear Transformer, scalar A"
-    return bench.trained(curve, training, data(bench, label), (depth,), label).vectors
+    return bench.trained(curve, training, on or data(bench, label), (depth,), label).vectors
 
 
 def tuned(bench: Workbench, label: str) -> np.ndarray:
@@ -55,6 +58,36 @@ def test_what_was_made_for_one_label_is_not_handed_out_for_another(make: Any, be
     for label in LABELS:
         assert make(shared, label).tobytes() == found[label].tobytes()
     np.testing.assert_array_equal(make(bench(), "wide"), found["wide"])  # as on a bench of its own
+
+
+@pytest.mark.parametrize("make", [scored, trained])
+def test_one_dataset_under_two_labels_has_prompts_of_each(make: Any, bench: Any) -> None:
+    shared = bench()
+    first, second = (make(shared, label, data(shared, "plain")) for label in LABELS)
+    assert not np.array_equal(first, second)
+
+
+def test_functions_of_one_name_and_other_trainings_are_kept_apart(bench: Any) -> None:
+    def optimiser(bench: Workbench, training: str) -> Any:
+        return bench.optimiser(training)
+
+    def elsewhere(bench: Workbench, training: str) -> Any:
+        return "another module's"
+
+    elsewhere.__qualname__, elsewhere.__module__ = optimiser.__qualname__, "elsewhere"
+    ours, theirs, shared = kept(optimiser), kept(elsewhere), bench()
+    assert ours(shared, "paper") == Adam(steps=100)
+    assert theirs(shared, "paper") == "another module's"
+    other = shared.with_trainings({"paper": Adam(steps=3)})
+    assert ours(other, "paper") == Adam(steps=3)
+    fewer = shared.with_trainings({"paper": shared.trainings["paper"]})
+    assert ours(fewer, "paper") is ours(shared, "paper")  # shared by experiments with fewer trainings
+
+
+def test_options_of_data_may_be_lists(bench: Any) -> None:
+    shared = bench()
+    assert shared.data(SPECTRUM, weights=[1.0, 2.0]) is shared.data(SPECTRUM, weights=[1.0, 2.0])
+    assert shared.data(SPECTRUM, weights=[1.0, 2.0]) is not shared.data(SPECTRUM, weights=[1.0, 3.0])
 
 
 def test_baselines_are_the_methods_that_they_are_called(bench: Any) -> None:
@@ -97,5 +130,5 @@ def test_every_run_has_a_rotation_of_its_own(bench: Any) -> None:
 def test_trainings_and_depths_are_not_taken_for_one_another(bench: Any) -> None:
     shared = bench()
     cases = (("paper", 1), ("paper", 2), ("converged", 1))
-    found = [trained(shared, "plain", training, depth) for training, depth in cases]
+    found = [trained(shared, "plain", None, training, depth) for training, depth in cases]
     assert len({vectors.tobytes() for vectors in found}) == 3

@@ -39,10 +39,10 @@ from lfom.core.methods import Algorithm, Mixture, a_method
 from lfom.core.parameters import check_dimension, leaves, sizes
 from lfom.core.parameters import kinds as kinds_of
 from lfom.core.problems import Problem, Quadratic
-from lfom.core.runs import PerRun, by_run, common_runs
+from lfom.core.runs import PerRun, by_run, common_runs, each_run
 from lfom.core.states import common
 from lfom.core.threads import in_threads
-from lfom.core.vectors import from_vector, known_kinds, parameters, vector_of
+from lfom.core.vectors import check_constants, from_vector, known_kinds, parameters, vector_of
 from lfom.core.words import brief
 from lfom.prompts.prompt import Prompt, checked
 
@@ -134,11 +134,12 @@ def adapt(
     checks.known("setting", setting, SETTINGS)
     kinds = (train,) if isinstance(train, str) else tuple(_names(train))
     checks.function("watch", watch, "a function of a step's number and the time")
-    for one in _of_each_run(model, 1):
+    for one in each_run(model):
         a_method("model", one)
     runs = common_runs(model=model, prompts=prompts)
-    models = _of_each_run(model, runs)
-    given = _stacked(_of_each_run(prompts, runs))
+    models = [one.as_algorithm() for one in each_run(model, runs)]  # what was learned is of others
+    check_constants(models)
+    given = _stacked(each_run(prompts, runs))
     check_dimension(models[0], given.X.shape[-1])
     _has_kinds(models[0], kinds, setting)
     if seconds is not None:
@@ -318,11 +319,6 @@ def _names(train: Any) -> Any:
     if not train:
         raise InputError("train is empty: name what is fitted, such as 'gates'.")
     return train
-
-
-def _of_each_run(thing: Any, runs: int) -> list[Any]:
-    each = by_run(thing)
-    return [thing] * runs if each is None else each.each()
 
 
 def _stacked(prompts: list[Prompt]) -> Prompt:

@@ -83,6 +83,9 @@ class PerPrompt(Algorithm):
     def moves_covariates(self) -> bool:
         return self.model.moves_covariates
 
+    def as_algorithm(self) -> "PerPrompt":
+        return PerPrompt(self.model.as_algorithm(), self.steps, self.gates)
+
     def ready(self) -> "PerPrompt":
         return PerPrompt(self.model.ready(), self.steps, self.gates)
 

@@ -116,7 +116,10 @@ def _object(name: str, fields: dict[str, Any], classes: Mapping[str, type]) -> A
     if kind is None or inspect.isabstract(kind):
         what = f"holds a {name[:80]}, which is no class of this library that can be saved"
         raise Refused(f"{what}. If it is yours, pass types=[...], or --with mine.py on the command line.")
-    wanted = [field.name for field in dataclasses.fields(kind)]
+    declared = dataclasses.fields(kind)
+    wanted = [field.name for field in declared]
+    # a file may be older than a field, which then has its default
+    fields = {f.name: f.default for f in declared if f.default is not dataclasses.MISSING} | fields
     if set(fields) != set(wanted):
         told = ", ".join(sorted(set(fields) ^ set(wanted)))[:200]
         raise damaged(f"a {name} has the fields {', '.join(wanted) or 'none'}, and here these differ: {told}")

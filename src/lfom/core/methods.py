@@ -468,7 +468,8 @@ class Method(Algorithm):
         return found
 
     def truncated(self, depth: int) -> "Method":
-        return dataclasses.replace(self, layers=depth)
+        """What was learned of all layers is not claimed of fewer."""
+        return self if depth == self.layers else Method(self.reader, self.memory, depth)
 
     def __repr__(self) -> str:
         """In one line: what it is made of, or what it was learned from."""
@@ -570,6 +571,9 @@ class Mixture(Algorithm):
     def __repr__(self) -> str:
         heads = ", ".join(dict.fromkeys(map(repr, self.heads)))
         return f"Mixture({len(self.heads)} heads, {self.gating} gates: {heads})"
+
+    def as_algorithm(self) -> "Mixture":
+        return self._with(tuple(head.as_algorithm() for head in self.heads))  # type: ignore[misc]
 
     def ready(self) -> "Mixture":
         return self._with(tuple(head.ready() for head in self.heads))

@@ -1,12 +1,13 @@
 """One of something per run: models, distributions and prompts alike.
 
 `PerRun([one, another])`, or a plain list wherever runs are expected. All are of one class with arrays of the
-same shapes, so that they are one tree with runs on the leading axis of every array. Stacking and taking apart
+same shapes, so that they are one tree with runs on the leading axis of every array (and their number beside it, where
+there is none). Stacking and taking apart
 is done on the host: nothing is compiled for it.
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -14,7 +15,7 @@ import jax
 import numpy as np
 
 from lfom.core.arrays import as_array
-from lfom.core.checks import InputError, shown
+from lfom.core.checks import InputError, has, shown
 
 
 def _on_arrays(work: Callable[..., np.ndarray], items: Sequence[Any]) -> Any:
@@ -41,17 +42,18 @@ def take(tree: Any, index: Any) -> Any:
     return _on_arrays(lambda array: array[index], [tree])
 
 
-def fingerprint(tree: Any) -> str:
-    """A short text that differs wherever the class, the options or the numbers of something differ."""
+def fingerprint(tree: Any) -> Hashable:
+    """What differs wherever the class, the options or the numbers of something differ. Two classes of one name are two:
+    that of a notebook's cell that was run again, for one."""
     leaves, structure = jax.tree.flatten(tree)
-    found = hashlib.sha256(str(structure).encode())
+    found = hashlib.sha256()
     for leaf in leaves:
         if eqx.is_array(leaf) or isinstance(leaf, np.ndarray | np.generic):
             known = np.asarray(leaf)
             found.update(f"{known.shape} {known.dtype}".encode() + known.tobytes())
         else:
             found.update(repr(leaf).encode())
-    return found.hexdigest()[:32]
+    return structure, found.hexdigest()
 
 
 class PerRun(eqx.Module):
@@ -68,31 +70,39 @@ class PerRun(eqx.Module):
         return f"PerRun({runs} of {type(self.stacked).__name__})"
 
     stacked: Any
+    count: int | None = eqx.field(static=True, default=None)  # of runs, where no array tells it
 
-    def __init__(self, items: Any):
+    def __init__(self, items: Any, count: int | None = None):
         if not isinstance(items, list | tuple | eqx.Module) and not _numbers(items):
             raise InputError(
                 f"items is {shown(items)}: it must be a list with one model, distribution or batch per run."
             )
-        self.stacked = stack(_alike(items)) if isinstance(items, list | tuple) else items
+        listed = isinstance(items, list | tuple)
+        self.stacked = stack(_alike(items)) if listed else items
+        self.count = None if _arrays(self.stacked) else len(items) if listed else count
 
     @property
     def runs(self) -> int | None:
-        """How many; None for something without arrays, which is the same in every run."""
-        arrays = [leaf for leaf in jax.tree.leaves(self.stacked) if eqx.is_array(leaf)]
-        return int(arrays[0].shape[0]) if arrays else None
+        """How many; None for something without arrays that was not handed over as a list."""
+        arrays = _arrays(self.stacked)
+        return int(arrays[0].shape[0]) if arrays else self.count
 
     def __getitem__(self, run: Any) -> Any:
         """One run's; or, for a slice, those runs'."""
+        some = range(self.runs or 1)[run]  # refuses a run that is not there
         found = take(self.stacked, run)
-        return PerRun(found) if isinstance(run, slice) else found
+        return PerRun(found, len(some)) if isinstance(some, range) else found
 
     def each(self) -> list[Any]:
         return [self[run] for run in range(self.runs or 1)]
 
     def map(self, work: Callable[[Any], Any]) -> "PerRun":
         """work(one) of every run, in one vmapped call."""
-        return PerRun(jax.vmap(work)(self.stacked))
+        return PerRun(jax.vmap(work, axis_size=self.runs)(self.stacked), self.runs)
+
+
+def _arrays(tree: Any) -> list[Any]:
+    return [leaf for leaf in jax.tree.leaves(tree) if eqx.is_array(leaf)]
 
 
 def _numbers(tree: Any) -> bool:
@@ -103,15 +113,19 @@ def _numbers(tree: Any) -> bool:
 
 def joined(groups: Sequence[PerRun]) -> PerRun:
     """All runs of these, one group after the other."""
-    return PerRun(concatenate([group.stacked for group in groups]))
+    return PerRun(concatenate([group.stacked for group in groups]), sum(group.runs or 0 for group in groups))
 
 
 def _alike(items: Sequence[Any]) -> list[Any]:
     if not items:
         raise InputError("the list of runs is empty: pass at least one.")
-    shapes = [_structure(item) for item in items]
-    for run, shape in enumerate(shapes):
-        if shape != shapes[0]:
+    known = [_structure(item) for item in items]
+    if any(
+        own != known[0] for own in known
+    ):  # what is only known of each may differ: they are run without it
+        items = [item.as_algorithm() if has(item, "as_algorithm") else item for item in items]
+    for run, item in enumerate(items):
+        if _structure(item) != _structure(items[0]):
             raise InputError(
                 f"run {run} differs from run 0 in its class, its options or the shapes of its arrays: all runs must "
                 "be alike, since they are computed together. Call once for each kind."
@@ -129,6 +143,12 @@ def by_run(thing: Any) -> PerRun | None:
     if isinstance(thing, list | tuple):
         return PerRun(thing)
     return thing if isinstance(thing, PerRun) else None
+
+
+def each_run(thing: Any, runs: int = 1) -> list[Any]:
+    """What every run has; a single thing is that of all."""
+    several = by_run(thing)
+    return [thing] * runs if several is None else several.each()
 
 
 def common_runs(**things: Any) -> int:

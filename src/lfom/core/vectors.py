@@ -1,11 +1,11 @@
-"""A model as one flat vector of numbers, and which of them are trained.
+"""A model as one flat vector of real numbers, and which of them are trained. Whole numbers stay with the model.
 
 What is free follows from what the model's classes declare (lfom.core.parameters): the kinds that are asked
 for, without entries that no layer reads, and without those that only repeat a scale which another trained
 array sets.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -22,13 +22,18 @@ from lfom.core.parameters import LAYERS, Leaf, kinds, outline
 from lfom.core.parameters import leaves as declared_leaves
 
 
+def real(leaf: Any) -> bool:
+    """Whether it is an array of numbers that can be trained."""
+    return eqx.is_array(leaf) and eqx.is_inexact_array(leaf)
+
+
 class Parameters:
     """The structure of a model, the order of its numbers, and which of them are trained."""
 
     def __init__(self, template: Algorithm, trained: np.ndarray, groups: np.ndarray):
-        arrays, self._structure = jax.tree.flatten(eqx.filter(template, eqx.is_array))
+        arrays, self._structure = jax.tree.flatten(eqx.filter(template, real))
         self._shapes = [array.shape for array in arrays]
-        self._static = eqx.filter(template, eqx.is_array, inverse=True)
+        self._static = eqx.filter(template, real, inverse=True)
         self.template = template
         self.index = np.flatnonzero(trained)  # of the trained numbers in the vector
         self.groups = np.unique(groups[self.index], return_inverse=True)[1]  # which matrix each is of
@@ -48,7 +53,7 @@ class Parameters:
 
     def vector(self, model: Algorithm) -> Float[Array, " all"]:
         """All numbers of a model of this structure."""
-        arrays = jax.tree.leaves(eqx.filter(model, eqx.is_array))
+        arrays = jax.tree.leaves(eqx.filter(model, real))
         return jnp.concatenate([array.reshape(-1) for array in arrays])
 
     def build(self, vector: Float[Array, "all *prompts"]) -> Any:
@@ -93,6 +98,12 @@ def parameters(model: Algorithm, train: Iterable[str] | None = None) -> Paramete
     103
     """
     declared, free = _masks(model, wanted := known_kinds(model, train))
+    for leaf in declared_leaves(model):
+        if leaf.kind in wanted and not real(leaf.array):
+            raise checks.InputError(
+                f"{leaf.name[1:]} is of {leaf.array.dtype}, and train={sorted(wanted)} frees it: only real numbers are "
+                "trained. Make it of floats, or declare no parameter."
+            )
     trained = np.concatenate([mask.reshape(-1) for mask in free]) if free else np.zeros(0, bool)
     if not trained.any():
         has = ", ".join(kinds(model)) or "none"
@@ -103,6 +114,19 @@ def parameters(model: Algorithm, train: Iterable[str] | None = None) -> Paramete
     return Parameters(model, trained, _groups(declared))
 
 
+def check_constants(models: Sequence[Algorithm]) -> None:
+    """Runs differ in their vectors only, so whole numbers must be the same in all."""
+    for run, one in enumerate(models):
+        whole = [
+            eqx.filter(each, lambda leaf: eqx.is_array(leaf) and not real(leaf)) for each in (models[0], one)
+        ]
+        if not eqx.tree_equal(*whole):
+            raise checks.InputError(
+                f"run {run} of model differs from run 0 in an array of whole numbers, and all runs share these. Call once for "
+                "each, or make it an array of floats."
+            )
+
+
 def frees(model: Algorithm, train: Iterable[str] | None = None) -> bool:
     """Whether these kinds free anything of the model."""
     return any(mask.any() for mask in _masks(model, known_kinds(model, train))[1])
@@ -110,7 +134,7 @@ def frees(model: Algorithm, train: Iterable[str] | None = None) -> bool:
 
 def _masks(model: Algorithm, wanted: set[str]) -> tuple[list[Leaf], list[np.ndarray]]:
     """Every array of a model, and which of its entries are trained."""
-    declared = declared_leaves(model)
+    declared = [leaf for leaf in declared_leaves(model) if real(leaf.array)]
     free = [_free(leaf, wanted) for leaf in declared]
     scaled = {
         leaf.scope
@@ -125,7 +149,7 @@ def _masks(model: Algorithm, wanted: set[str]) -> tuple[list[Leaf], list[np.ndar
 
 def vector_of(model: Any) -> np.ndarray:
     """All numbers of a model, in the order of `Parameters`, on the host."""
-    arrays = jax.tree.leaves(eqx.filter(model, eqx.is_array))
+    arrays = jax.tree.leaves(eqx.filter(model, real))
     return np.concatenate([np.ravel(np.asarray(array)) for array in arrays])
 
 
@@ -133,7 +157,7 @@ def from_vector(model: Any, vector: np.ndarray, *, on_device: bool = True) -> An
     """The model with these numbers, put together on the host; it may stay there. Further axes of `vector`
     become last axes of every array."""
     leaves, structure = jax.tree.flatten(model)
-    places = [place for place, leaf in enumerate(leaves) if eqx.is_array(leaf)]
+    places = [place for place, leaf in enumerate(leaves) if real(leaf)]
     parts = np.split(np.asarray(vector), np.cumsum([leaves[place].size for place in places])[:-1])
     last = np.shape(vector)[1:]
     for place, part in zip(places, parts, strict=True):

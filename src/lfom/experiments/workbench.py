@@ -193,7 +193,7 @@ class Workbench:
             )
             return PerRun([LinearRegression(spectrum, rotation=U, **given) for U in turned])
 
-        return self.keep(("data", spectrum, *sorted(options.items())), make)
+        return self.keep(("data", spectrum, fingerprint(options)), make)
 
     def model(self, curve: str, d: int = 5, depth: int = max(DEPTHS), **options: Any) -> Any:
         """The model of a curve before training; options: more of memformer()."""
@@ -333,14 +333,15 @@ P, T = ParamSpec("P"), TypeVar("T")
 
 
 def kept(make: Callable[Concatenate[Workbench, P], T]) -> Callable[Concatenate[Workbench, P], T]:
-    """Make it once on a workbench for the same arguments, as `Workbench.keep` does."""
+    """Make it once on a workbench for the same arguments and the same meaning of trainings, as `Workbench.keep` does."""
     signature = inspect.signature(make)
 
     @functools.wraps(make)
     def once(bench: Workbench, /, *args: P.args, **options: P.kwargs) -> T:
         given = signature.bind(bench, *args, **options)
         given.apply_defaults()
-        name = (make.__qualname__, *list(given.arguments.values())[1:])
+        means = frozenset((WITH_PHASES | dict(bench.trainings)).items())
+        name = (make.__module__, make.__qualname__, means, *list(given.arguments.values())[1:])
         return bench.keep(name, lambda: make(bench, *args, **options))
 
     return once

@@ -64,10 +64,7 @@ class Optimum(eqx.Module):
         of several depths share a program."""
         room = -(-self.depth // 4) * 4
         numbers = -np.pad(np.asarray(self.polynomial[1:]), (0, room - self.depth))
-        A = self.preconditioner
-        if A is not None and A.ndim == 3:  # one per run; the polynomial is the same in every one
-            numbers = np.broadcast_to(numbers, (A.shape[0], room))
-        return Horner(as_array(numbers.astype(default_dtype())), A, self.kernel)
+        return Horner(as_array(numbers.astype(default_dtype())), self.preconditioner, self.kernel)
 
     @property
     def log_loss(self) -> float:

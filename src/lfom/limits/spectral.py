@@ -287,7 +287,7 @@ def fitted_depths(
             plain.append(_best(bare, starts, train, judge))
         return plain
 
-    plain = keep(("GD++ without memory", fingerprint(forgetful), repr(prompts)), without_memory)
+    plain = keep(("GD++ without memory", fingerprint(forgetful), prompts), without_memory)
     if not templates[0].splits and len(parameters(templates[-1]).index) == len(parameters(plain[-1]).index):
         return plain
     found: list[Numbers] = []

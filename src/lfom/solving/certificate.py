@@ -20,6 +20,7 @@ from lfom.core.checks import InputError
 from lfom.core.methods import Algorithm
 from lfom.core.problems import Quadratic
 from lfom.core.unroll import unroll
+from lfom.core.vectors import real
 from lfom.core.words import brief
 
 INSIDE = 2_000  # points at which an interval is checked
@@ -88,7 +89,7 @@ def residual_polynomials(method: Algorithm, t: np.ndarray) -> np.ndarray:
         raise InputError("this method is no polynomial in M A with one symmetric M and fixed numbers.")
     blocks = np.pad(np.asarray(t, np.float64), (0, -len(t) % BLOCK)).reshape(-1, BLOCK)
     with jax.enable_x64(True):
-        double: Any = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), single)
+        double: Any = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64) if real(leaf) else leaf, single)
         found = [np.asarray(_polynomials(double, as_array(block))) for block in blocks]
     return np.concatenate(found, axis=1)[:, : len(t)]
 

@@ -12,6 +12,7 @@ import numpy as np
 from lfom.core import checks
 from lfom.core.checks import InputError
 from lfom.core.methods import Algorithm
+from lfom.core.vectors import real
 from lfom.solving.batches import solve_batch
 from lfom.solving.kinds import Kind
 from lfom.solving.problems import Problems
@@ -138,7 +139,7 @@ def in_precision(method: Any, dtype: Any) -> Any:
             'jax.config.update("jax_enable_x64", True).'
         )
     facts, now = method.facts, method.dtype
-    changed = jax.tree.map(lambda leaf: jnp.asarray(leaf, target), method)
+    changed = jax.tree.map(lambda leaf: jnp.asarray(leaf, target) if real(leaf) else leaf, method)
     if facts is None:
         return changed
     factor = float(jnp.finfo(target).eps / jnp.finfo(now).eps)

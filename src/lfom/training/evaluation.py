@@ -25,7 +25,7 @@ from lfom.core.kernels import Kernel, check_semidefinite
 from lfom.core.methods import Algorithm
 from lfom.core.parameters import check_dimension, rebuilt, widened
 from lfom.core.problems import Problem, Quadratic
-from lfom.core.runs import PerRun, by_run, common_runs, take
+from lfom.core.runs import by_run, common_runs, each_run, take
 from lfom.core.states import VIEWS, common
 from lfom.core.threads import cores, in_threads
 from lfom.core.unroll import losses
@@ -128,12 +128,7 @@ def _each_block(work: Callable[[Any], Any], blocks: Any) -> Any:
 def _entries(methods: Mapping[str, Any], d: int, views: tuple[str, ...] = VIEWS) -> list[_Entry]:
     """Methods that differ only in their numbers and in how many layers they use get one structure: written
     in their common form, and as many layers as the deepest of them, the others switched off."""
-    runs = {name: by_run(method) for name, method in methods.items()}
-    each = {
-        name: [method.as_algorithm()] if runs[name] is None else _each_run(runs[name])
-        for name, method in methods.items()
-    }
-    each = {name: [one.canonical(d) for one in own] for name, own in each.items()}
+    each = {name: [one.as_algorithm().canonical(d) for one in each_run(own)] for name, own in methods.items()}
     read = {name: _view(name, own[0], views) for name, own in each.items()}
     for name, (_, kernel) in read.items():
         if kernel is not None:
@@ -153,11 +148,6 @@ def _entries(methods: Mapping[str, Any], d: int, views: tuple[str, ...] = VIEWS)
             structure = _structure(filled[0])
             found.append(_Entry(name, read[name], structure, arrays, active, layers[name]))
     return sorted(found, key=lambda entry: list(methods).index(entry.name))
-
-
-def _each_run(runs: Any) -> list[Any]:
-    """Every run's own; an optimum's polynomial is the same in each."""
-    return PerRun(runs.stacked.as_algorithm()).each()
 
 
 def _view(name: str, method: Algorithm, views: tuple[str, ...]) -> View:

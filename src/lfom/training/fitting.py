@@ -22,11 +22,11 @@ from lfom.core.checks import InputError
 from lfom.core.compiler import jit_draws
 from lfom.core.kept import Keep, anew
 from lfom.core.methods import Algorithm, a_method
-from lfom.core.parameters import check_dimension, check_layers
+from lfom.core.parameters import check_dimension, check_layers, leaves, replaced
 from lfom.core.parameters import kinds as kinds_of
-from lfom.core.runs import PerRun, by_run, common_runs
+from lfom.core.runs import PerRun, by_run, common_runs, each_run
 from lfom.core.states import VIEWS, common
-from lfom.core.vectors import Parameters, from_vector, parameters, vector_of
+from lfom.core.vectors import Parameters, check_constants, from_vector, parameters, vector_of
 from lfom.core.words import in_words
 from lfom.training.adam import Adam
 from lfom.training.least_squares import LeastSquares
@@ -171,7 +171,7 @@ def fit(
     if state is not None:
         _check_state(state, phases, (source.runs, len(wanted)))
     else:
-        state = State(0, 0, 0, _initial(models, setting, optimisers[0], start))
+        state = State(0, 0, 0, _initial(models, setting, optimisers[0], start, train))
     for index in range(state.phase, len(phases)):
         phase = phases[index]
         if phase.optimiser is not None:
@@ -200,8 +200,10 @@ def _check_state(state: State, phases: list[Phase], size: tuple[int, int]) -> No
 
 
 def _each(model: Any) -> list[Algorithm]:
-    runs = by_run(model)
-    return [a_method("model", one) for one in ([model] if runs is None else runs.each())]
+    """Without what is known of other numbers, as of a method that was learned."""
+    found = [a_method("model", one).as_algorithm() for one in each_run(model)]
+    check_constants(found)
+    return found
 
 
 def _trained_kinds(train: Any) -> None:
@@ -240,7 +242,7 @@ def plan(
     data: Any = None,
 ) -> list[Phase]:
     """The phases of a fit."""
-    runs = by_run(data)
+    model, runs = model.as_algorithm(), by_run(data)
     one_matrix_is_enough = getattr(data if runs is None else runs.stacked, "has_one_matrix", False)
     checks.known("start", start, ("data", "model"))
     phases: list[Phase] = []
@@ -252,9 +254,9 @@ def plan(
                 if kinds is None or set(kinds) >= set(own)
                 else " and ".join(k for k in kinds if k in own)
             )
-            first = model.begin(as_array(np.zeros(model.depth, np.float32)))
+            first = _begun(model, np.zeros(model.depth), train)
             narrower = bool(jax.tree.structure(first) != jax.tree.structure(model))  # type: ignore[operator]
-            anew = number == 0 and one.begins_anew(start)
+            anew = number == 0 and one.begins_anew(start) and first is not model
             if narrower and anew and (kinds is None or "A" in kinds):
                 phases.append(Phase(f"{name}, one matrix", parameters(first, kinds), one, anew=anew))
                 frees = not one_matrix_is_enough if one.every_matrix is None else one.every_matrix
@@ -322,21 +324,37 @@ def _jitter(key: Array, shape: tuple[int, ...]) -> Array:
     return jax.random.uniform(jax.random.fold_in(key, 7), shape)
 
 
-def _initial(models: list[Algorithm], setting: Setting, optimiser: Any, start: str) -> np.ndarray:
+def _initial(models: list[Algorithm], setting: Setting, optimiser: Any, start: str, train: Any) -> np.ndarray:
     """The starting vectors (runs, depths, all)."""
     runs, depths = setting.source.runs, len(setting.depths)
     if not optimiser.begins_anew(start):
         own = np.stack([vector_of(model) for model in models])[:, None]
         return np.broadcast_to(own, (runs, depths, own.shape[-1])).copy()
-    model, size = models[0], setting.pilot.step
+    size = setting.pilot.step
     jitter = np.asarray(_jitter(setting.key, (runs, setting.depth)))
     rows = []
     for run in range(runs):
+        model = models[run % len(models)]
         for depth in setting.depths:
             scales = np.zeros(setting.depth)
             scales[:depth] = size[run] * model.first_steps(depth) * (1 + 0.05 * jitter[run, :depth])
-            rows.append(vector_of(model.begin(as_array(scales.astype(np.float32)))))
+            rows.append(vector_of(_begun(model, scales, train)))
     return np.stack(rows).reshape(runs, depths, -1)
+
+
+def _begun(model: Algorithm, scales: np.ndarray, train: Any) -> Algorithm:
+    """Where training begins: what is never trained stays as it is. The model itself, where that has no place there."""
+    groups = _groups_of(train)
+    frozen = {
+        leaf.name: leaf.array
+        for leaf in leaves(model)
+        if not any(kinds is None or leaf.kind in kinds for kinds in groups)
+    }
+    begun = model.begin(as_array(scales.astype(np.float32)))
+    known = leaves(begun)
+    if not frozen.keys() <= {leaf.name for leaf in known}:
+        return model
+    return replaced(begun, [frozen.get(leaf.name, leaf.array) for leaf in known])
 
 
 def _convert(before: Parameters, after: Parameters, vectors: np.ndarray) -> np.ndarray:

@@ -21,7 +21,7 @@ from lfom.core.arrays import default_dtype, matmat, transpose
 from lfom.core.parameters import kinds
 from lfom.core.problems import Quadratic
 from lfom.core.threads import in_threads
-from lfom.core.vectors import Parameters, from_vector
+from lfom.core.vectors import Parameters, from_vector, vector_of
 from lfom.limits.krylov import basis, factors, moments, seen, shift_table
 from lfom.training.chunks import summed
 from lfom.training.state import Setting
@@ -216,9 +216,7 @@ class Krylov:
         self._gauge = twice * pilot.mean_gram[:, *triangle]  # d <M, mean Gram> / d triangle
         self._actives = np.asarray(setting.actives, np.float64)
         self.shares = (np.asarray(setting.depths) / max(setting.depths)) ** 3  # tails are lighter there
-        size = sum(
-            int(np.prod(a.shape)) for a in jax.tree.leaves(eqx.filter(parameters.template, eqx.is_array))
-        )
+        size = vector_of(parameters.template).size
         places = from_vector(parameters.template, np.arange(size)).reader.common  # of numbers, in the vector
         self._matrix = None if places is None else np.asarray(places)
         trained = np.isin(np.arange(size), parameters.index)

@@ -246,9 +246,12 @@ def _best_scale(passes: Passes, phase: Phase, setting: Setting, state: State, ha
     """Where to begin: with steps as they are, half as long, a quarter, ..., whatever has the smallest loss. Away from
     w = 0 the curvature may be many times that at the start, and from steps far too long no way leads back."""
     model = phase.parameters.template
-    still = vector_of(model.begin(as_array(np.zeros(model.depth, np.float32))))
-    parts = 0.5 ** np.arange(1 + halvings)[:, None]
-    candidates = still + parts * (state.vectors[..., None, :] - still)
+    still, longer = (
+        vector_of(model.begin(as_array(np.full(model.depth, one, np.float32)))) for one in (0, 1)
+    )
+    trained = np.isin(np.arange(still.size), phase.parameters.index)
+    parts, now = 0.5 ** np.arange(1 + halvings)[:, None], state.vectors[..., None, :]
+    candidates = np.where(trained & (still != longer), still + parts * (now - still), now)
     total = passes.score(candidates, setting.keys(state.phase, state.step), np.int32(0), np.int32(1))[0]
     best = np.nan_to_num(np.asarray(total), nan=np.inf).argmin(axis=-1)
     return np.take_along_axis(candidates, best[..., None, None], axis=-2)[..., 0, :]

@@ -15,7 +15,7 @@ from lfom.core.kernels import Kernel
 from lfom.core.link_problems import LinkExamples, LinkTokens
 from lfom.core.parameters import check_dimension
 from lfom.core.problems import JointGram, KernelMatrix, Problem, Quadratic, Tokens
-from lfom.core.runs import PerRun, by_run, stack, take
+from lfom.core.runs import PerRun, by_run, each_run, stack
 from lfom.prompts.distributions import Distribution
 from lfom.prompts.prompt import Prompt, checked, problem_of
 
@@ -24,6 +24,7 @@ class Fresh(eqx.Module):
     """Prompts drawn from distributions (one per run, on a leading axis), as many as are asked for."""
 
     distributions: Any
+    runs: int = eqx.field(static=True)
     chunk: int = eqx.field(static=True)
     view: str = eqx.field(static=True, default="iterates")
     kernel: Kernel | None = eqx.field(static=True, default=None)
@@ -35,10 +36,6 @@ class Fresh(eqx.Module):
     def _whole(self, arrays: Any) -> Any:
         """One run's distribution: its arrays, and what all runs have in common."""
         return eqx.combine(arrays, eqx.filter(self.distributions, eqx.is_array, inverse=True))
-
-    @property
-    def runs(self) -> int:
-        return PerRun(self.distributions).runs or 1
 
     @property
     def dimension(self) -> int:
@@ -161,8 +158,9 @@ def sources(
     runs = by_run(data)
     first = data if runs is None else runs[0]
     if isinstance(first, Distribution):  # what a user hands over: a distribution, or prompts
-        return Fresh(take(data, None) if runs is None else runs.stacked, chunk, view, kernel)
-    items = [data] if runs is None else runs.each()
+        several = PerRun([data]) if runs is None else runs
+        return Fresh(several.stacked, several.runs or 1, chunk, view, kernel)
+    items = each_run(data)
     if view == "tokens":
         return FixedTokens(stack([problem_of(_one_batch(item, view), view) for item in items]), chunk)
     return _fixed([_prompts_last(item, view, kernel) for item in items], chunk, hold_out)

@@ -85,7 +85,7 @@ def spectral_state(
     for run in range(setting.source.runs):
         judges = prompts // (5 if known else 2)  # among many starts, and of the result
         asked = [(run, which, many, matrices[run]) for which, many in enumerate((prompts, judges))]
-        names = [("spectra", drawn_from, *own[:3], fingerprint(own[3])) for own in asked]
+        names = tuple(("spectra", drawn_from, *own[:3], fingerprint(own[3])) for own in asked)
         train, judge = (
             setting.keep(name, partial(_drawn, setting, state, *own))
             for name, own in zip(names, asked, strict=True)
