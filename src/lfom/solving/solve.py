@@ -12,6 +12,7 @@ import numpy as np
 from lfom.core import checks
 from lfom.core.checks import InputError
 from lfom.core.methods import Algorithm
+from lfom.core.parameters import check_layers
 from lfom.solving.batches import solve_batch
 from lfom.solving.kinds import Kind
 from lfom.solving.problems import Problems
@@ -109,6 +110,7 @@ def check_kind(method: Algorithm, kind: Kind) -> None:
 def _check(method: Algorithm, problems: Problems) -> None:
     check_kind(method, problems.kind)
     check_shape(method, problems.shape)
+    check_layers(method, method.depth, len(problems.shape), ())
     if method.structure is not None and method.structure.jacobi and not problems.knows_diagonal:
         raise InputError(
             f"this method is {method.structure.name}: it works in coordinates set by the diagonal of A, which "
