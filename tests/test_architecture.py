@@ -6,15 +6,20 @@ docs/design.md draws the order of the folders; here it is checked, from the text
 import ast
 import builtins
 import functools
+import importlib.util
 import pkgutil
 import re
 import symtable
 from collections.abc import Iterator
 from pathlib import Path
 
+import jax.numpy as jnp
 import pytest
+from jaxtyping import TypeCheckError
 
 import lfom
+from lfom.core.preconditioners import outer_times
+from tests.conftest import HAVE_SHAPES
 
 ROOT = Path(lfom.__file__).parent
 # A folder imports itself and those before it. __init__ is the library's front door: applications may use it.
@@ -28,6 +33,8 @@ DATA = "data"  # files alone
 # Where user input is told apart, which may ask for its type.
 ASKS = ("core.checks", "commands", "frontends")
 MOST_SWITCHES = 15
+# Of no class of ours, but what a memory keeps of layers that are written out.
+KEPT = {"core.memories": {"tuple"}}
 DOCUMENTED = (
     "_exit",
     "_replace",
@@ -272,14 +279,17 @@ def test_no_module_reaches_into_the_privates_of_another() -> None:
 
 
 def switches(module: Module, names: set[str]) -> list[str]:
-    """isinstance, issubclass, type(x) is, hasattr and match on our own classes, with the line each stands in."""
-    found = []
+    """isinstance, issubclass, type(x) is, hasattr, checks.has and match on classes of these names, with the line each
+    stands in; "NO REASON" where no comment stands there or in the line before."""
+    found, lines = [], module.text.splitlines()
     for node, _ in _walk(module.tree):
         switch = False
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             if node.func.id in ("isinstance", "issubclass"):
                 switch = bool(mentioned(node.args[1]) & names)
-            switch = switch or node.func.id == "hasattr"
+            switch = switch or node.func.id in ("hasattr", "has")
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            switch = node.func.attr == "has"
         elif isinstance(node, ast.Compare):
             sides = [node.left, *node.comparators]
             asked = any(
@@ -293,8 +303,13 @@ def switches(module: Module, names: set[str]) -> list[str]:
             ]
             switch = any(mentioned(pattern.cls) & names for pattern in patterns)
         if switch:
-            line = module.text.splitlines()[node.lineno - 1].strip()  # type: ignore[attr-defined]
-            found.append(f"{module.name}:{node.lineno}: {line}")  # type: ignore[attr-defined]
+            line, before = lines[node.lineno - 1], lines[node.lineno - 2] if node.lineno > 1 else ""  # type: ignore[attr-defined]
+            why = (
+                ""
+                if re.search("  # (?!type:|fmt:)", line) or before.strip().startswith("#")
+                else " NO REASON"
+            )
+            found.append(f"{module.name}:{node.lineno}: {line.strip()}{why}")  # type: ignore[attr-defined]
     return found
 
 
@@ -310,9 +325,23 @@ def test_few_switches_on_the_type_of_our_own_classes_are_left() -> None:
         text
         for module in modules().values()
         if not module.name.startswith(ASKS)
-        for text in switches(module, names)
+        for text in switches(module, names | KEPT.get(module.name, set()))
     ]
     assert len(found) <= MOST_SWITCHES, "\n".join(found)
+    assert [text for text in found if text.endswith("NO REASON")] == []
+
+
+# Shapes
+
+
+def test_shapes_are_checked_wherever_they_are_said() -> None:
+    """The checks need beartype (the extra test), and are installed by folders (tests/conftest.py)."""
+    assert importlib.util.find_spec("beartype"), "install lfom[test]: without beartype no test checks a shape"
+    say = {module.folder for module in modules().values() if "from jaxtyping import" in module.text}
+    assert say - set(HAVE_SHAPES) == set()
+    assert {folder for folder in HAVE_SHAPES if not (ROOT / folder).is_dir()} == set()
+    with pytest.raises(TypeCheckError):
+        outer_times(jnp.ones((2, 1), int), jnp.ones(2))
 
 
 # The rules themselves
@@ -327,12 +356,17 @@ def test_few_switches_on_the_type_of_our_own_classes_are_left() -> None:
         ("type(x) is Bank", 1),
         ("type(x) == Bank or type(y) is dict", 1),
         ("hasattr(x, 'name')", 1),
+        ("checks.has(x, 'name') or has(x, 'name')", 2),
         ("match x:\n    case Bank(): pass\n    case int(): pass", 1),
         ("match x:\n    case 1: pass", 0),
     ],
 )
 def test_switches_are_seen(text: str, count: int, tmp_path: Path) -> None:
-    assert len(switches(made(text, tmp_path), {"Bank"})) == count
+    found = switches(made(text, tmp_path), {"Bank"})
+    assert len(found) == count
+    assert all(one.endswith("NO REASON") for one in found)
+    told = switches(made(f"# why\n{text}", tmp_path), {"Bank"})
+    assert not any(one.endswith("NO REASON") for one in told)
 
 
 @pytest.mark.parametrize(

@@ -10,18 +10,33 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lfom import InputError, LeastSquaresProblems, Method, reference
+from lfom import GaussianKernel, InputError, LeastSquaresProblems, Method, prompt_from_arrays, reference
 from lfom.core import preconditioners, unroll
+from lfom.core.link_problems import LinkExamples, LinkTokens
+from lfom.core.links import LogisticLink
 from lfom.core.memories import Bank, Conjugate, ConjugateBank, Memory, Register, scalar_bank
-from lfom.core.parameters import cut, leaves, replaced, widened
+from lfom.core.parameters import at_layer, cut, leaves, replaced, widened
 from lfom.core.preconditioners import Preconditioner
-from lfom.core.problems import Examples, JointGram, Objective, Operator, Problem, Quadratic, Tokens
+from lfom.core.problems import (
+    ByRows,
+    Examples,
+    JointGram,
+    KernelMatrix,
+    Objective,
+    Operator,
+    Problem,
+    Quadratic,
+    Regression,
+    Tokens,
+)
 from lfom.core.readers import (
     ActivatedAttention,
     Attention,
     Gradient,
     Heads,
     Jacobi,
+    KernelAttention,
+    LabelAttention,
     Normalised,
     Reader,
     SoftmaxAttention,
@@ -33,10 +48,13 @@ from tests.helpers import linear_memories, make_prompt, relative, safe_step
 D, N, DEPTH, DEEP = 3, 5, 3, 12
 EXACT = 1e-10
 COEFFICIENTS = ("scalar", "pair", "rows", "diagonal", "tokens", "hadamard")
-ON_TOKENS_ONLY = ("tokens", "hadamard", "softmax", "relu")
-NOT_ON_ITERATES = (*ON_TOKENS_ONLY, "attention")
+ON_TOKENS_ONLY = ("tokens", "hadamard", "softmax", "relu", "exp")
+NOT_ON_ITERATES = (*ON_TOKENS_ONLY, "attention", "kernel")
+KERNEL = GaussianKernel(0.8)
 with jax.enable_x64(True):
     PAIR = [make_prompt(seed, N, D, noise=0.5, correlated=False) for seed in (1, 2)]
+    CLASSES = np.asarray(PAIR[0].y) > 0
+    LABELLED = prompt_from_arrays(PAIR[0].X, CLASSES * 1.0, PAIR[0].query, 1.0, link=LogisticLink())
 STEP = 0.5 * min(safe_step(prompt) for prompt in PAIR)
 
 
@@ -57,6 +75,7 @@ def preconditioner(kind: str, depth: int) -> Preconditioner:
         "full": lambda: p.Full(jnp.asarray(STEP * (np.eye(D) + 0.4 * numbers(3, depth, D, D)))),
         "definite diagonal": lambda: p.Diagonal(jnp.asarray(logs)),
         "low rank": lambda: p.LowRank(jnp.asarray(logs), jnp.asarray(0.5 * numbers(4, D, 2))),
+        "deflated": lambda: p.Deflated(jnp.asarray(logs), jnp.asarray(0.5 * numbers(4, D, 2))),
         "transformed": lambda: p.Transformed(jnp.asarray(logs), "cosine"),
         "factored": lambda: p.Factored(jnp.asarray(STEP**0.5 * one), jnp.asarray(0.1 * numbers(5, D, D))),
         "dense": lambda: p.Dense(jnp.asarray(STEP * (one + one.T) / 2)),
@@ -65,7 +84,8 @@ def preconditioner(kind: str, depth: int) -> Preconditioner:
 
 
 KINDS = (
-    "identity", "scaled", "shared", "one", "full", "definite diagonal", "low rank", "transformed", "factored", "dense"
+    "identity", "scaled", "shared", "one", "full", "definite diagonal", "low rank", "deflated", "transformed", "factored",
+    "dense",
 )  # fmt: skip
 
 
@@ -76,6 +96,7 @@ def readers(depth: int) -> dict[str, Reader]:
     def weights(seed: int) -> jax.Array:
         return jnp.asarray(0.3 * numbers(seed, depth, D + 1, D + 1))
 
+    sharpness = jnp.asarray(1 + 0.3 * numbers(19, depth))
     found: dict[str, Reader] = {f"gradient {kind}": Gradient(A(kind)) for kind in KINDS}
     found |= {f"gradient {kind} with B": Gradient(A(kind), A(kind)) for kind in KINDS}
     return found | {
@@ -88,6 +109,10 @@ def readers(depth: int) -> dict[str, Reader]:
         "attention": Attention(weights(6), weights(7)),
         "softmax": SoftmaxAttention(weights(8), weights(9), weights(10)),
         "relu": ActivatedAttention(weights(13), weights(14), "relu"),  # type: ignore[call-arg,arg-type]
+        "exp": ActivatedAttention(weights(15), weights(16), "exp"),  # type: ignore[call-arg,arg-type]
+        "kernel": KernelAttention(A("scaled"), KERNEL),  # type: ignore[call-arg,arg-type]
+        "labels by softmax": LabelAttention(A("scaled"), sharpness, "softmax"),  # type: ignore[call-arg,arg-type]
+        "labels by relu": LabelAttention(A("scaled"), sharpness, "relu"),  # type: ignore[call-arg,arg-type]
         "heads with attention": Heads((Gradient(A()), Attention(weights(11), weights(12)))),
         "normalised attention": Normalised(Attention(weights(17), weights(18))),
     }
@@ -112,16 +137,20 @@ def squares(w: jax.Array, data: tuple[jax.Array, jax.Array]) -> jax.Array:
 def problems() -> dict[str, Problem]:
     prompt = PAIR[0]
     gram, moment = prompt.X.T @ prompt.X / N, prompt.X.T @ prompt.y / N
-    together, joint = (
-        jax.tree.map(lambda *a: jnp.stack(a, axis=-1), *(kind.of(one) for one in PAIR))
-        for kind in (Quadratic, JointGram)
+    together, joint, kernel = (
+        jax.tree.map(lambda *a: jnp.stack(a, axis=-1), *map(of, PAIR))
+        for of in (Quadratic.of, JointGram.of, lambda one: KernelMatrix.of(one, KERNEL))
     )
+    shares, zero = jnp.full(N, 1 / N), jnp.zeros(())
     return {
         "prompts last": together,
         "joint": joint,
+        "kernel": kernel,
         "quadratic": Quadratic.of(prompt),
         "quadratic anew": Quadratic(gram, moment, anew=True),
+        "quadratic of a regression": Regression(gram, moment),
         "examples": Examples(prompt.X, prompt.y),
+        "by rows": ByRows(prompt.X, shares, zero, moment),
         "operator": Operator(product, gram, moment, jnp.diagonal(gram)),
         "operator without diagonal": Operator(product, gram, moment),
         "objective": Objective(squares, jnp.zeros(D), (prompt.X, prompt.y)),
@@ -130,7 +159,7 @@ def problems() -> dict[str, Problem]:
 
 def refused(reader: str, memory: str, problem: str) -> bool:
     """Whether this problem cannot run this method, which has this problem's view."""
-    if problem == "joint":
+    if problem in ("joint", "kernel"):
         return False
     if "with B" in reader and "quadratic" not in problem and problem != "prompts last":
         return True  # no Gram matrix
@@ -170,14 +199,16 @@ def views_of(reader: str, memory: str) -> list[str]:
     words = f"{reader} {memory}".replace("-", " ").split()
     views = {
         "iterates": not any(word in words for word in NOT_ON_ITERATES),
-        "joint": not any(word in words for word in ON_TOKENS_ONLY) and not memory.startswith("bank-diagonal"),
+        "kernel": reader == "kernel" and not any(word in words for word in (*ON_TOKENS_ONLY, "diagonal")),
+        "joint": not any(word in words for word in (*ON_TOKENS_ONLY, "kernel"))
+        and not memory.startswith("bank-diagonal"),
         "tokens": not memory.startswith("bank-diagonal"),
     }
     return [view for view, has in views.items() if has]
 
 
 def view_of(problem: str) -> str:
-    return "joint" if problem == "joint" else "iterates"
+    return problem if problem in ("joint", "kernel") else "iterates"
 
 
 def on_tokens(method: Method, memory: str, known: Known) -> np.ndarray | None:
@@ -195,13 +226,17 @@ def agrees(method: Method, names: tuple[str, str], kind: str, wanted: np.ndarray
     problem = known.problems[kind]
     nowhere = view_of(kind) not in views_of(*names)
     if nowhere or refused(*names, kind):
-        with pytest.raises(NoSuchView if nowhere and problem.prompts_last else InputError) as refusal:
+        with pytest.raises(
+            NoSuchView if nowhere and kind in ("prompts last", "joint") else InputError
+        ) as refusal:
             unroll.unroll(method, problem)
         says_why(refusal.value)
         return None
     answers = np.asarray(unroll.unroll(method, problem))
     if kind == "joint":
         found = answers[:, 0, 0]
+    elif kind == "kernel":
+        found = answers[..., 0] @ np.asarray(problem.probe[0, :, 0])  # type: ignore[attr-defined]
     else:
         found = (answers[..., 0] if kind == "prompts last" else answers) @ np.asarray(PAIR[0].query)
     assert wanted is None or relative(found, wanted) < EXACT, kind
@@ -238,8 +273,10 @@ def test_every_combination_agrees_across_its_views_or_says_why_not(
     method = known.method(*pair)
     views = views_of(*pair)
     assert list(method.views) == views
-    wanted = None if views == ["tokens"] else on_tokens(method, pair[1], known)
-    for kind in ("prompts last", "joint"):
+    wanted = on_tokens(method, pair[1], known)
+    if views == ["tokens"]:
+        alone(method, wanted)
+    for kind in ("prompts last", "joint", *["kernel"] * (pair[0] == "kernel")):
         agrees(method, pair, kind, wanted, known)
 
 
@@ -258,6 +295,26 @@ def test_every_problem_agrees_with_the_tokens_or_says_why_not(
     if "joint" in method.views:
         together = unroll.unroll(method, known.problems["joint"])
         assert relative(together[:, 0, 1], unroll.unroll(method, Tokens.of(PAIR[1]))) < EXACT
+
+
+@pytest.mark.parametrize("pair", SOME, ids=name)
+def test_labels_through_a_link_agree_on_tokens_and_on_iterates_or_say_why_not(
+    pair: tuple[str, str], known: Known, x64: None
+) -> None:
+    method, views = known.method(*pair), views_of(*pair)
+    found = []
+    for view, problem, refuses in (
+        ("tokens", LinkTokens.of(LABELLED), False),
+        ("iterates", LinkExamples.of(LABELLED), refused(*pair, "quadratic")),
+    ):
+        if view in views and not refuses and not pair[1].startswith("conjugate"):
+            answers = np.asarray(unroll.unroll(method, problem))
+            found.append(answers if view == "tokens" else answers @ np.asarray(LABELLED.query))
+            continue
+        with pytest.raises(InputError) as refusal:
+            unroll.unroll(method, problem)
+        says_why(refusal.value)
+    assert len(found) < 2 or relative(*found) < EXACT
 
 
 def test_a_head_that_rewrites_covariates_does_so_for_its_neighbours(known: Known, x64: None) -> None:
@@ -280,19 +337,56 @@ def test_a_head_that_rewrites_covariates_does_so_for_its_neighbours(known: Known
 
 
 def by_hand(heads: list[Method], gates: np.ndarray, Z: np.ndarray) -> np.ndarray:
-    """A mixture of heads that read the gradient, token by token in NumPy: predictions after every step."""
+    """A mixture of heads, token by token in NumPy: predictions after every step."""
     stored: list[list[np.ndarray]] = [[] for _ in heads]
     found = [-Z[-1, -1]]
-    for layer in range(DEEP):
+    for layer in range(heads[0].depth):
         total = np.zeros_like(Z)
         for head, past, gate in zip(heads, stored, gates, strict=True):
-            A: Any = head.reader
-            P, Q = reference.sparse_weights(np.asarray(A.A.matrices[layer]), None)
-            past.append(reference.attention(Z, P, Q) / N)
+            past.append(read_by_hand(head.reader, Z, layer))
             total = total + gate[layer] * step_by_hand(head.memory, past, layer)
         Z = Z + total
         found.append(-Z[-1, -1])
     return np.stack(found)
+
+
+def read_by_hand(reader: Any, Z: np.ndarray, layer: int) -> np.ndarray:
+    """What a layer reads, in NumPy: of the gradient with full A, and of attention that runs on tokens alone. Others are
+    compared across views, and read for themselves here."""
+    of, context, n = jax.tree.map(np.asarray, at_layer(reader, layer)), Z * (np.arange(N + 1) < N), N
+
+    def softmax(inner: np.ndarray) -> np.ndarray:
+        return np.exp(inner) / np.exp(inner).sum(axis=0)
+
+    if isinstance(reader, Gradient) and isinstance(reader.A, preconditioners.Full) and reader.B is None:
+        return reference.attention(Z, *reference.sparse_weights(of.A.matrices, None)) / n
+    if isinstance(reader, SoftmaxAttention):
+        return of.W_v @ context @ softmax(Z.T @ of.W_k.T @ of.W_q @ Z) / n
+    if isinstance(reader, ActivatedAttention):
+        inner = Z.T @ of.Q @ Z
+        shares = np.maximum(inner, 0) if of.activation == "relu" else np.exp(np.minimum(inner, 5))
+        return of.P @ context @ shares / n
+    if isinstance(reader, KernelAttention | LabelAttention):
+        inner = Z[:-1, :-1].T @ Z[:-1]
+        squares = np.sum((Z[:-1, :-1, None] - Z[:-1, None]) ** 2, axis=0)
+        form = getattr(of, "form", "kernel")
+        shares = {
+            "relu": lambda: np.maximum(of.sharpness * inner, 0) / n,
+            "softmax": lambda: softmax(of.sharpness * inner),
+            "kernel": lambda: np.exp(-squares / (2 * KERNEL.width**2)) / n,
+        }[form]()
+        return np.vstack([0 * Z[:-1], -of.A.scale * Z[-1, :-1] @ shares])
+    return np.asarray(at_layer(reader, layer).on_tokens(jnp.asarray(Z), Tokens.of(PAIR[0])))
+
+
+def alone(method: Method, found: np.ndarray | None) -> None:
+    """What runs on tokens only has the answers of a loop by hand; those of conjugate directions are numbers."""
+    assert found is not None
+    if not method.memory.linear:
+        assert np.isfinite(found).all()
+        return
+    Z = reference.tokens(*(np.asarray(a) for a in (PAIR[0].X, PAIR[0].y, PAIR[0].query)))
+    assert relative(found, by_hand([method], np.ones((1, DEPTH)), Z)) < EXACT
 
 
 def step_by_hand(memory: Any, past: list[np.ndarray], layer: int) -> np.ndarray:

@@ -191,7 +191,7 @@ def test_operators_that_are_not_positive_definite_get_a_status() -> None:
             "ridge has shape",
         ),
         (lambda: lfom.learn(regressions(count=9)), "too few"),
-        (lambda: lfom.learn(np.ones(3)), "takes problems"),  # type: ignore[arg-type]
+        (lambda: lfom.learn(np.ones(3)), "must be problems to solve"),  # type: ignore[arg-type]
         (lambda: lfom.learn(regressions(), 0), "steps is 0"),
     ],
 )
@@ -221,7 +221,7 @@ def test_another_family_is_refused() -> None:
         method.solve(systems(count=2, d=5))
     with pytest.raises(InputError, match="learned from least squares, and these are convex losses"):
         method.solve(classifications(count=2))
-    with pytest.raises(InputError, match="takes problems"):
+    with pytest.raises(InputError, match="must be problems to solve"):
         method.solve(np.ones((2, 6)))  # type: ignore[arg-type]
     assert (method.solve(fresh_regressions()).status >= 0).all()  # least squares are systems
 

@@ -114,7 +114,7 @@ def test_names_that_cannot_be_used_are_refused_in_a_sentence(tmp_path: Path) -> 
         (type("C", (Plain,), {"name": "seeds"}), "a folder of that name"),
         (type("D", (Plain,), {"name": ""}), "a folder of that name"),
         ([Plain, Plain], "two experiments have the name 'plain'"),
-        ([3], "3 is no experiment"),
+        ([3], "an experiment is 3"),
         (empty, "has no experiment"),
         (nameless, r"Forgotten in .*nameless\.py has no name: .*name = 'forgotten'"),
         (tmp_path / "absent.py", "does not exist"),

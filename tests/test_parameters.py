@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import lfom
 from lfom import (
     Adam,
     InputError,
@@ -21,7 +22,7 @@ from lfom import (
     mixture,
     run,
 )
-from lfom.core.coefficients import Coefficient
+from lfom.core.coefficients import Coefficient, CoordinateWise
 from lfom.core.memories import Bank, Forget, Memory, Register
 from lfom.core.parameters import (
     at_layer,
@@ -35,12 +36,24 @@ from lfom.core.parameters import (
     part,
     sizes,
 )
-from lfom.core.preconditioners import Dense, Diagonal, Factored, Full, Identity, One, Scaled, Shared
+from lfom.core.preconditioners import (
+    Deflated,
+    Dense,
+    Diagonal,
+    Factored,
+    Full,
+    Identity,
+    LowRank,
+    One,
+    Scaled,
+    Shared,
+)
 from lfom.core.problems import Tokens
 from lfom.core.readers import Attention, Gradient, Heads, Normalised, Reader
 from lfom.core.states import Direction, Iterate, Track
-from lfom.core.unroll import trace
+from lfom.core.unroll import last_residual, trace
 from lfom.core.vectors import frees, from_vector, parameters, vector_of
+from lfom.training.direct import jacobian
 from tests.helpers import linear_memories, make_batch, make_prompt
 
 D, N, DEPTH = 2, 4, 3
@@ -466,3 +479,99 @@ def test_whole_numbers_that_cannot_be_what_is_asked_are_refused() -> None:
             refused()
     with pytest.raises(InputError, match=r"memory.eta is of int32, and train=.* frees it: only real numbers"):
         fit(picking(0, 1), DATA, key=KEY)
+
+
+# Axes, wherever they stand
+
+
+class Steps(Memory):
+    """Own step sizes, with whatever axes a test declares."""
+
+    eta: jax.Array = parameter(axes=lambda m: m.axes)
+    axes: str = eqx.field(static=True, default="layers")
+
+    def __call__(self, direction: Any, past: Any, state: Any, problem: Any, layer: Any) -> tuple[Any, Any]:
+        return self.eta * direction, past
+
+
+class LastOfLayers(Memory):
+    eta: jax.Array = parameter(axes="layers d", scales="last")
+
+    def __call__(self, direction: Any, past: Any, state: Any, problem: Any, layer: Any) -> tuple[Any, Any]:
+        return direction, past
+
+
+def test_the_last_of_every_layer_is_fixed_and_layers_are_clipped_wherever_their_axis_stands() -> None:
+    fixed = marks(Method(Gradient(full()), LastOfLayers(jnp.ones((DEPTH, D))), DEPTH)).memory.eta
+    np.testing.assert_array_equal(fixed, [[True, False]] * DEPTH)
+    method = Method(Gradient(Identity()), Steps(jnp.ones((D, DEPTH)), "d layers"), DEPTH)
+    np.testing.assert_array_equal(groups(method).memory.eta, [[0, 1, 2]] * D)
+
+
+def test_an_axis_that_is_not_declared_is_refused_at_every_door() -> None:
+    """Read as one number per prompt it would give an answer wherever there are as many prompts as it has entries."""
+    undeclared = Method(Gradient(Identity()), Steps(jnp.full(D, 0.5), ""), DEPTH)
+    matrix = jnp.eye(D)[None]
+    problems = lfom.LinearSystems(matrix, jnp.ones((1, D)))
+    quick = LeastSquares(first=100, last=100, passes=(1, 1))
+    doors = {
+        "run": lambda m: run(m, DATA.prompts(KEY, D)),
+        "run on a problem": lambda m: run(m, DATA.prompts(KEY, D).problem("iterates")),
+        "fit": lambda m: fit(m, DATA, key=KEY, optimiser=quick),
+        "evaluate": lambda m: evaluate({"own": m}, DATA, prompts=D, key=KEY),
+        "adapt": lambda m: lfom.adapt(m, DATA.prompts(KEY, D), train=("coefficients",)),
+        "solve": lambda m: m.solve(problems),
+    }
+    for door in doors.values():
+        with pytest.raises(InputError, match=r"eta has shape \(2,\), and its axes are declared as ''"):
+            door(undeclared)
+    per_prompt = Method(Gradient(Identity()), Steps(jnp.full((DEPTH, D), 0.5)), DEPTH)
+    assert run(per_prompt, DATA.prompts(KEY, D)).predictions.shape == (DEPTH + 1, D)
+    with pytest.raises(InputError, match=r"eta has shape \(3, 2\).*on that batch"):
+        run(per_prompt, DATA.prompts(KEY, D + 2))
+    for name in ("fit", "evaluate", "adapt", "solve"):
+        with pytest.raises(InputError, match=r"eta has shape \(3, 2\).*only lfom.run takes"):
+            doors[name](per_prompt)
+
+
+@pytest.mark.parametrize("d", [2, 18])  # prompts ride last, or lead
+def test_coefficients_per_coordinate_may_differ_from_prompt_to_prompt(d: int, x64: None) -> None:
+    gammas = 0.1 * np.random.default_rng(0).normal(size=(2, 2, d, 3))
+    batch = make_batch(0, 3, 4, d)
+
+    def method(gamma: Any) -> Method:
+        return Method(Gradient(Identity()), Bank(CoordinateWise(jnp.asarray(gamma)), tied=False), 2)
+
+    found = run(method(gammas), batch).predictions
+    for k in range(3):
+        alone = run(method(gammas[..., k]), jax.tree.map(lambda a, k=k: a[k], batch)).predictions
+        np.testing.assert_allclose(found[:, k], alone, rtol=1e-10)
+
+
+# Matrices whose products take no axis of prompts
+
+
+@pytest.mark.parametrize(
+    "A",
+    [
+        LowRank(jnp.zeros(D), jnp.full((D, 1), 0.3)),
+        Deflated(jnp.zeros(D), jnp.full((D, 1), 0.3)),
+        Factored(jnp.eye(D), jnp.full((D, D), 0.1)),
+    ],
+    ids=lambda A: type(A).__name__,
+)
+def test_least_squares_and_adapt_train_matrices_prompt_by_prompt(A: Any, x64: None) -> None:
+    model = Method(Gradient(jax.tree.map(lambda a: a.astype(float), A)), Forget(jnp.full(2, 0.4)), 2)
+    prompts = DATA.prompts(KEY, 5).problem("iterates")
+    chosen = parameters(model, ["A"])
+    vector = chosen.vector(model)
+    residual, J = jacobian(chosen, vector, prompts, jnp.ones(2))
+
+    def moved(numbers: Any) -> Any:
+        return last_residual(chosen.assemble(vector, numbers), prompts)
+
+    wanted = jax.jacfwd(moved)(vector[chosen.index])  # (k, prompts, p)
+    np.testing.assert_allclose(residual, moved(vector[chosen.index]), rtol=1e-10)
+    np.testing.assert_allclose(J, jnp.moveaxis(wanted, -1, 1), rtol=1e-8, atol=1e-12)
+    if isinstance(A, LowRank):
+        assert lfom.adapt(model, DATA.prompts(KEY, 8), train=("A",), steps=1).prompts == 8

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 import pytest
 from rich.console import Console
+from typer.main import get_command
 from typer.testing import CliRunner
 
 import lfom
@@ -24,6 +25,8 @@ from lfom.cli import app
 from lfom.commands.progress import TrainingProgress, described, stages
 from lfom.commands.train import known_optimum
 from lfom.core.checks import InputError
+from lfom.core.parameters import kinds as kinds_of
+from lfom.methods.memformer import KINDS, READERS
 from lfom.training import LeastSquares, State
 from lfom.training.adam import Adam
 from lfom.training.checkpoints import Checkpoint, regressions
@@ -41,7 +44,7 @@ TINY = [
     "shared",
 ]
 ADAM = [*TINY, "--memory", "none", "--depths", "1", "--optimiser", "adam"]
-SQUARES = [*TINY, "--memory", "conjugate", "--depths", "1"]
+SQUARES = [*TINY[:-2], "--memory", "conjugate", "--depths", "1"]
 REGISTER = [*TINY, "--memory", "register", "--depths", "1,2"]
 
 
@@ -220,7 +223,11 @@ def test_train_and_evaluate(tmp_path: Path) -> None:
         (["--reader", "linear", "--covariates"], "only the sparse form (A, B) has covariates"),
         (["--reader", "softmax", "--memory", "conjugate"], "only the sparse form (A, B) has conjugate"),
         (["--reader", "linear", "--gamma", "diagonal"], "this model has no view"),
-        (["--reader", "linear", "--train", "A"], "frees nothing of this model"),
+        (["--reader", "linear", "--train", "A"], "unknown parameter kind 'A'. Known: P, Q"),
+        (["--train", "gates"], "unknown parameter kind 'gates'"),
+        (["--gamma", "diagonal", "--covariates"], "gamma is 'diagonal'"),
+        (["--memory", "conjugate", "--preconditioner", "scalar"], "preconditioner is 'scalar': conjugate"),
+        (["--reader", "gaussian", "--memory", "conjugate"], "this model has nothing to train"),
         (["--reader", "relu", "--averaged"], "averaged is True, and this model is trained on tokens"),
         (["--reader", "exp", "--optimiser", "least-squares"], "this model only reads tokens"),
         (["--warmup", "5"], "--warmup: only Adam has such options"),
@@ -234,6 +241,17 @@ def test_bad_options_are_refused(options: list[str], message: str, tmp_path: Pat
     assert isinstance(result.exception, InputError)
     assert message in str(result.exception)
     assert not path.exists()
+
+
+def test_help_offers_what_works() -> None:
+    """Every reader, and every kind of parameters that such a model has."""
+    parameters = {p.name: p.help for p in get_command(app).commands["train"].params}  # type: ignore[attr-defined]
+    for reader in READERS:
+        model = lfom.memformer(2, 1, reader=reader, covariates=reader == "sparse", key=jax.random.key(0))
+        assert reader in parameters["reader"]
+        assert set(kinds_of(model)) <= set(KINDS)
+    assert ", ".join(KINDS) in parameters["train"]
+    assert "gates" not in parameters["train"]
 
 
 @pytest.mark.parametrize(

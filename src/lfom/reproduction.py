@@ -168,10 +168,7 @@ def _in_file(path: Path) -> list[Experiment]:
 
 def _check(one: Any) -> None:
     """Whether this can be a user's experiment."""
-    if not isinstance(one, Experiment):
-        raise InputError(
-            f"{one!r} is no experiment: pass a name, a path that ends in .py or an lfom.Experiment."
-        )
+    checks.instance("an experiment", one, Experiment, "a name, a path that ends in .py or an lfom.Experiment")
     if one.name in EXPERIMENTS:
         raise InputError(
             f"{one.name!r} is the name of one of our experiments: give yours another one, so that neither replaces "

@@ -140,8 +140,8 @@ def adapt(
     models = [one.as_algorithm() for one in each_run(model, runs)]  # what was learned is of others
     check_constants(models)
     given = _stacked(each_run(prompts, runs))
-    check_dimension(models[0], given.X.shape[-1])
     _has_kinds(models[0], kinds, setting)
+    check_dimension(models[0], given.X.shape[-1])
     if seconds is not None:
         checks.positive("seconds", seconds)
     begun = time.perf_counter()
@@ -342,7 +342,7 @@ def _has_kinds(model: Any, kinds: tuple[str, ...], setting: str) -> None:
             f"this model has a number for every token of its context, so no token can be held out, as {setting!r} "
             "does. Adapt it with setting='labelled'."
         )
-    if any(leaf.per_prompt for leaf in leaves(model)):
+    if any(leaf.per_prompt and leaf.kind == "gates" for leaf in leaves(model)):
         raise InputError("the model has gates per prompt already: adapt the one that it came from.")
     if set(kinds) != {"gates"}:
         parameters(model, kinds)  # refuses what this model does not have

@@ -20,10 +20,9 @@ from lfom.commands.telling import telling
 from lfom.core import checks
 from lfom.core.checks import InputError
 from lfom.core.methods import GATINGS, Algorithm, Mixture
-from lfom.core.vectors import KINDS
 from lfom.files import load
 from lfom.methods.classical import conjugate_gradient
-from lfom.methods.memformer import mixture
+from lfom.methods.memformer import KINDS, mixture
 from lfom.prompts.distributions import Distribution, LinearRegression
 from lfom.prompts.prompt import Prompt, prompt_from_arrays
 from lfom.prompts.run import run
@@ -37,7 +36,7 @@ PANELS = ("Adaptation", "Prompts", "Output")
 def adapt_command(
     files: Annotated[list[Path], typer.Argument(help="Checkpoints of `lfom train`, one per expert.")],
     setting: Annotated[str, option(", ".join(SETTINGS), PANELS[0])] = "label-free",
-    train: Annotated[str, option(f"What is fitted: {', '.join(KINDS)}.", PANELS[0])] = "gates",
+    train: Annotated[str, option(f"What is fitted: gates, {', '.join(KINDS)}.", PANELS[0])] = "gates",
     gating: Annotated[str, option(", ".join(GATINGS), PANELS[0])] = "free",
     per_layer: Annotated[bool, option("Gates per head and layer.", PANELS[0], "--per-layer")] = False,
     folds: Annotated[int | None, option("Parts of the context held out in turn.", PANELS[0])] = None,

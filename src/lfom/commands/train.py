@@ -34,10 +34,10 @@ from lfom.core.checks import InputError
 from lfom.core.files import remove_partial
 from lfom.core.methods import Method
 from lfom.core.parameters import kinds as kinds_of
-from lfom.core.vectors import KINDS
+from lfom.core.vectors import parameters
 from lfom.files import save
 from lfom.limits.optimum import exact_optimum
-from lfom.methods.memformer import GAMMAS, MEMORIES, PRECONDITIONERS, memformer
+from lfom.methods.memformer import GAMMAS, KINDS, MEMORIES, PRECONDITIONERS, READERS, memformer
 from lfom.prompts.distributions import PUBLISHED_SPECTRUM, TEXT_SPECTRUM
 from lfom.started import INTERRUPTED
 from lfom.training.adam import Adam
@@ -68,7 +68,7 @@ def _adam(text: str, name: str) -> str:
 def train_command(
     context: typer.Context,
     reader: Annotated[
-        str, option("sparse (A and B), linear (any P and Q), softmax, relu or exp attention.", "Model")
+        str, option(f"Attention: {', '.join(READERS)}; sparse has A and B, linear any P and Q.", "Model")
     ] = "sparse",
     memory: Annotated[str, option(", ".join(MEMORIES), "Model")] = "bank",
     preconditioner: Annotated[str, option(f"A_l: {', '.join(PRECONDITIONERS)}", "Model")] = "full",
@@ -104,7 +104,7 @@ def train_command(
     train: Annotated[
         str | None,
         option(
-            f"What is trained: {', '.join(KINDS)}; in stages: 'A;coefficients'. [default: all]", "Training"
+            f"What is trained, of {', '.join(KINDS)}; in stages: 'A;coefficients'. [default: all]", "Training"
         ),
     ] = None,
     seed: Annotated[int, option("Seed of every random number.", "Training")] = 0,
@@ -382,7 +382,8 @@ def _depths(text: str) -> tuple[int, ...]:
 
 
 def _kinds(text: str | None, model: Method) -> tuple[tuple[str, ...], ...]:
-    known = tuple(dict.fromkeys((*KINDS, *kinds_of(model))))
+    known = kinds_of(model)
+    parameters(model)  # refuses one with nothing to train
     if text is None:
         return (known,)
     stages = tuple(tuple(part.strip() for part in stage.split(",")) for stage in text.split(";"))

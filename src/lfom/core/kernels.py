@@ -144,11 +144,7 @@ def as_kernel(kernel: Any) -> Kernel:
     """What a user hands over: a kernel, or the name of one."""
     if isinstance(kernel, str):
         return KERNELS[checks.known("kernel", kernel, KERNELS)]
-    if not checks.has(kernel, "between", "semidefinite"):
-        raise InputError(
-            f"kernel is {checks.shown(kernel)}: pass a Kernel, or one of the names {', '.join(KERNELS)}."
-        )
-    return kernel
+    return checks.instance("kernel", kernel, Kernel, f"a Kernel, or one of the names {', '.join(KERNELS)}")
 
 
 def check_semidefinite(kernel: Kernel, matrices: Any) -> None:

@@ -24,6 +24,7 @@ from lfom.core.checks import InputError, shown
 LAYERS = "layers"  # the axis that counts layers: a layer sees its own entry only
 PAST = "past"  # the axis that counts stored directions: a layer sees all of it
 HEADS = "heads"  # the axis that counts heads of a mixture
+COUNTED = (LAYERS, PAST, HEADS)  # one matrix or coefficient for each; all other axes belong together
 Mask = Callable[[Any, tuple[int, ...]], np.ndarray]  # (the object, sizes of its axes) -> entries
 
 
@@ -37,6 +38,7 @@ class Declaration:
     scales: str | Mask | None = None
     sets_scale: bool = False
     is_part: bool = False
+    per_prompt: bool = True
 
 
 def parameter(
@@ -45,16 +47,18 @@ def parameter(
     axes: str | Callable[[Any], str] = "",
     unread: Mask | None = None,
     scales: str | None = None,
+    per_prompt: bool = True,
     **options: Any,
 ) -> Any:
     """A field that holds a trainable array.
 
     kind: what `fit(train=...)` frees it by: A, B, coefficients, gates or a name of your own; by default
     that of the part it belongs to. axes: the names of its axes, such as "layers d d"; "layers" counts
-    layers, "past" stored directions, "heads" heads, and the others belong together (they are clipped together). It may
-    depend on the object. unread: entries that no layer reads. scales: entries that only scale the
+    layers, "past" stored directions, "heads" heads, and the others belong together (they are clipped together). "*d"
+    stands for all axes of the unknowns, which may be a grid. It may depend on the object. unread: entries that no layer reads. scales: entries that only scale the
     direction as a whole, which the reader's own parameters do as well: "all", or the "last" of those that
-    belong together. They are fixed where the reader's are trained.
+    belong together. They are fixed where the reader's are trained. per_prompt: whether it may have one more axis, the
+    last, with a value for every prompt; without it derivatives are taken prompt by prompt, which is slower.
 
     >>> import jax
     >>> import jax.numpy as jnp
@@ -66,7 +70,7 @@ def parameter(
     >>> Fixed(jnp.ones(3)).eta.shape
     (3,)
     """
-    return _declared(Declaration(kind, axes, unread, scales), options)
+    return _declared(Declaration(kind, axes, unread, scales, per_prompt=per_prompt), options)
 
 
 def part(
@@ -113,6 +117,7 @@ class Leaf:
     unread: np.ndarray | None
     scales: np.ndarray | None
     sets_scale: bool
+    takes_prompts: bool = True
 
     @property
     def per_prompt(self) -> bool:
@@ -125,19 +130,20 @@ class Leaf:
     @property
     def inside(self) -> int:
         """The number of last axes that belong together: one matrix, one coefficient."""
-        return sum(axis not in (LAYERS, PAST, HEADS) for axis in self.axes)
+        return sum(axis not in COUNTED for axis in self.axes)
 
 
-def leaves(tree: Any) -> list[Leaf]:
-    """Every array of a method, in the order of jax.tree.leaves(eqx.filter(tree, eqx.is_array))."""
+def leaves(tree: Any, grid: int | None = None) -> list[Leaf]:
+    """Every array of a method, in the order of jax.tree.leaves(eqx.filter(tree, eqx.is_array)). grid: the number of axes
+    of the unknowns, 1 on prompts; where it is not known, there are no values per prompt in what has such axes."""
     found = []
     for path, array in jax.tree_util.tree_leaves_with_path(tree):
         if eqx.is_array(array):
-            found.append(_leaf(tree, path, array))
+            found.append(_leaf(tree, path, array, grid))
     return found
 
 
-def _leaf(node: Any, path: Any, array: Any) -> Leaf:
+def _leaf(node: Any, path: Any, array: Any, grid: int | None) -> Leaf:
     """Walk from the method to the array; every field on the way adds what it says."""
     found = Leaf("", "", array, None, (), None, None, False)
     of_part: np.ndarray | None = None  # entries that scale, over the axes of the part
@@ -150,14 +156,17 @@ def _leaf(node: Any, path: Any, array: Any) -> Leaf:
         said = said or Declaration()
         before = len(found.axes)
         own = said.axes(node) if callable(said.axes) else said.axes
-        axes = (*found.axes, *_named(own, array.ndim - before))
+        axes = (*found.axes, *_named(own, array.ndim - before, grid))
         shape = tuple(array.shape[: len(axes)])
         scales = found.scales
         if callable(said.scales):
             of_part = said.scales(node, shape)
         elif said.scales is not None:
             scales = np.zeros(shape, bool)
-            place: Any = () if said.scales == "all" else (-1,) * (len(shape) - before)
+            last = said.scales == "last"
+            place = [
+                -1 if last and axis not in COUNTED else slice(None) for axis in axes[before : len(shape)]
+            ]
             scales[(..., *place)] = True
         found = Leaf(
             found.name + str(key),
@@ -168,6 +177,7 @@ def _leaf(node: Any, path: Any, array: Any) -> Leaf:
             found.unread if said.unread is None else said.unread(node, shape),
             scales,
             found.sets_scale or said.sets_scale,
+            said.per_prompt,
         )
         node = _inner(node, key)
     shape = tuple(array.shape[: len(found.axes)])
@@ -193,12 +203,13 @@ def _over(mask: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return np.broadcast_to(mask.reshape(mask.shape + (1,) * (len(shape) - mask.ndim)), shape)
 
 
-def _named(axes: str, ndim: int) -> tuple[str, ...]:
-    """The names of the axes; "*d" stands for as many as there are, for unknowns that are grids."""
-    names = axes.split()
-    if names and names[-1].startswith("*"):
-        name, free = names[-1][1:], ndim - len(names) + 1
-        return (*names[:-1], *([name] if free == 1 else [f"{name}_{k}" for k in range(free)]))
+def _named(axes: str, ndim: int, grid: int | None) -> tuple[str, ...]:
+    """The names of the axes; "*d" stands for those of the unknowns, or for as many as there are."""
+    names: list[str] = []
+    for name in axes.split():
+        free = (ndim - len(axes.split()) + 1) if grid is None else grid
+        several = [f"{name[1:]}_{k}" for k in range(free)] if free != 1 else [name[1:]]
+        names += several if name.startswith("*") else [name]
     return tuple(names)
 
 
@@ -212,19 +223,25 @@ def kinds(tree: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(leaf.kind for leaf in leaves(tree) if leaf.kind is not None))
 
 
-def sizes(tree: Any) -> dict[str, int]:
-    """The size of every named axis but that of layers, such as {"d": 5}."""
+def declared_kinds(*classes: type) -> tuple[str, ...]:
+    """The kinds that fields of these classes name."""
+    fields = (field for one in classes for field in dataclasses.fields(one) if "lfom" in field.metadata)
+    return tuple(dict.fromkeys(kind for field in fields if (kind := field.metadata["lfom"].kind)))
+
+
+def sizes(tree: Any, grid: int | None = None) -> dict[str, int]:
+    """The size of every named axis but that of layers, such as {"d": 5}. grid: see `leaves`."""
     found: dict[str, int] = {}
-    for leaf in leaves(tree):
+    for leaf in leaves(tree, grid):
         for axis, size in zip(leaf.axes, leaf.array.shape, strict=False):
             if axis not in (LAYERS, PAST):
                 found.setdefault(axis, size)
     return found
 
 
-def dimension(tree: Any) -> int | None:
-    """d of a method; None if it works for every d (its matrices are multiples of the identity)."""
-    known = sizes(tree)
+def dimension(tree: Any, grid: int | None = None) -> int | None:
+    """d of a method; None if it works for every d (its matrices are multiples of the identity). grid: see `leaves`."""
+    known = sizes(tree, grid)
     if "rows" in known:
         known.setdefault("d", known["rows"] - 1)
     return known.get("d", known.get("size"))
@@ -248,13 +265,16 @@ def check_arrays(node: Any) -> None:
             )
 
 
-def check_dimension(tree: Any, d: int, name: str = "the model", stacked: bool = False) -> None:
-    """A method for another number of covariates than the prompts have, or with fewer entries than layers. stacked: it is one of several runs, with their
+def check_dimension(
+    tree: Any, d: int, name: str = "the model", stacked: bool = False, prompts: tuple[int, ...] = ()
+) -> None:
+    """A method for another number of covariates than the prompts have, or whose arrays do not have the axes that they
+    need (see `check_layers`). stacked: it is one of several runs, with their
     axis in front, and is looked at by its shapes where it is run."""
     depth = None if stacked else getattr(tree, "depth", None)
     if depth is not None:
-        check_layers(tree, depth)
-    found = None if stacked else dimension(tree)
+        check_layers(tree, depth, 1, prompts)
+    found = None if stacked else dimension(tree, 1)
     if found is not None and found != d:
         raise InputError(
             f"the prompts have d = {d} covariates and {name} d = {found}: pass prompts of that dimension, or build a "
@@ -262,10 +282,20 @@ def check_dimension(tree: Any, d: int, name: str = "the model", stacked: bool = 
         )
 
 
-def check_layers(tree: Any, depth: int) -> None:
-    """Every array that has an entry per layer must have enough of them."""
-    for leaf in leaves(tree):
+def check_layers(
+    tree: Any, depth: int, grid: int | None = None, prompts: tuple[int, ...] | None = None
+) -> None:
+    """Every array that has an entry per layer must have enough of them, and no axis that is not declared, unless it
+    counts prompts. grid: see `leaves`. prompts: how many there are, () for one or where they are drawn, None if not known."""
+    for leaf in leaves(tree, grid):
         name = leaf.name.rpartition(".")[2]
+        more = leaf.array.shape[len(leaf.axes) :]
+        if leaf.per_prompt and (not leaf.axes or (prompts is not None and more != prompts)):
+            raise InputError(
+                f"{name} has shape {leaf.array.shape}, and its axes are declared as {' '.join(leaf.axes)!r}: declare all "
+                "of them, such as parameter(axes='layers d'). A further last axis holds one value for each prompt of a "
+                "batch, which only lfom.run takes, on that batch."
+            )
         if leaf.array.ndim < len(leaf.axes):
             raise InputError(
                 f"{name} has shape {leaf.array.shape}, and its axes are declared as {' '.join(leaf.axes)!r}: give it all "

@@ -334,7 +334,7 @@ class LowRank(Definite):
 
     kind = "low-rank"
     logs: Float[Array, "*d"] = parameter(axes="*d")
-    V: Float[Array, "*d rank"] = parameter(axes="*V")
+    V: Float[Array, "*d rank"] = parameter(axes="*d rank", per_prompt=False)
 
     def transposed_times(self, vector: Array) -> Array:
         root = pad_axes(jnp.exp(self.logs / 2), vector.ndim)
@@ -373,7 +373,7 @@ class Deflated(Computed):
 
     kind = "full"
     logs: Float[Array, "*d"] = parameter(axes="*d")
-    V: Float[Array, "*d rank"] = parameter(axes="*V")
+    V: Float[Array, "*d rank"] = parameter(axes="*d rank", per_prompt=False)
 
     def ready(self) -> "Reduced":
         """(I + V V^T)^-1 = I - V (I + V^T V)^-1 V^T = I - Q Q^T."""
@@ -440,7 +440,7 @@ class Factored(Computed):
 
     kind, rate = "full", 0.01
     base: Float[Array, "size size"]
-    change: Float[Array, "size size"] = parameter(axes="size size")
+    change: Float[Array, "size size"] = parameter(axes="size size", per_prompt=False)
 
     @property
     def whole(self) -> Float[Array, "size size"]:

@@ -142,7 +142,7 @@ def by_run(thing: Any) -> PerRun | None:
     """PerRun of a PerRun or a list; None for a single thing, which all runs share."""
     if isinstance(thing, list | tuple):
         return PerRun(thing)
-    return thing if isinstance(thing, PerRun) else None
+    return thing if isinstance(thing, PerRun) else None  # whatever a user hands over, arrays included
 
 
 def each_run(thing: Any, runs: int = 1) -> list[Any]:

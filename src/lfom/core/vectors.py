@@ -6,6 +6,7 @@ array sets.
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import equinox as eqx
@@ -18,7 +19,7 @@ from jaxtyping import Float
 from lfom.core import checks
 from lfom.core.arrays import as_array
 from lfom.core.methods import Algorithm
-from lfom.core.parameters import LAYERS, Leaf, kinds, outline
+from lfom.core.parameters import COUNTED, LAYERS, Leaf, kinds, outline
 from lfom.core.parameters import leaves as declared_leaves
 
 
@@ -30,14 +31,15 @@ def real(leaf: Any) -> bool:
 class Parameters:
     """The structure of a model, the order of its numbers, and which of them are trained."""
 
-    def __init__(self, template: Algorithm, trained: np.ndarray, groups: np.ndarray):
+    def __init__(self, template: Algorithm, trained: np.ndarray, groups: np.ndarray, take_prompts: bool):
         arrays, self._structure = jax.tree.flatten(eqx.filter(template, real))
         self._shapes = [array.shape for array in arrays]
         self._static = eqx.filter(template, real, inverse=True)
-        self.template = template
+        self.template, self.take_prompts = template, take_prompts
         self.index = np.flatnonzero(trained)  # of the trained numbers in the vector
         self.groups = np.unique(groups[self.index], return_inverse=True)[1]  # which matrix each is of
-        self._same = (outline(template), self.index.tobytes(), self.groups.tobytes())
+        whole = [np.asarray(a).tobytes() for a in jax.tree.leaves(eqx.filter(self._static, eqx.is_array))]
+        self._same = (outline(template), *whole, self.index.tobytes(), self.groups.tobytes())
 
     def __eq__(self, other: object) -> bool:
         """Whether the same program trains both: they differ in their numbers only."""
@@ -106,12 +108,18 @@ def parameters(model: Algorithm, train: Iterable[str] | None = None) -> Paramete
             )
     trained = np.concatenate([mask.reshape(-1) for mask in free]) if free else np.zeros(0, bool)
     if not trained.any():
-        has = ", ".join(kinds(model)) or "none"
+        has = ", ".join(kinds(model))
+        if not has:
+            raise checks.InputError(
+                "this model has nothing to train: its numbers are fixed, or computed from each prompt. Run or evaluate it "
+                "as it is."
+            )
         raise checks.InputError(
             f"train={sorted(wanted)} frees nothing of this model: name at least one kind of "
             f"parameter that it has ({has})."
         )
-    return Parameters(model, trained, _groups(declared))
+    take_prompts = all(leaf.takes_prompts for leaf, mask in zip(declared, free, strict=True) if mask.any())
+    return Parameters(model, trained, _groups(declared), take_prompts)
 
 
 def check_constants(models: Sequence[Algorithm]) -> None:
@@ -191,8 +199,10 @@ def _groups(declared: list[Leaf]) -> np.ndarray:
     """For every number, which matrix, coefficient or gate it belongs to: what is clipped together."""
     labels, offset = [], 0
     for leaf in declared:
-        shape = leaf.array.shape
-        blocks = int(np.prod(shape[: len(shape) - leaf.inside], dtype=int))
-        labels.append(np.repeat(np.arange(blocks), leaf.array.size // max(blocks, 1)) + offset)
+        named = zip_longest(leaf.axes, leaf.array.shape)
+        counted = [size if axis in COUNTED else 1 for axis, size in named]
+        blocks = int(np.prod(counted, dtype=int))
+        of_each = np.arange(blocks).reshape(counted) + offset
+        labels.append(np.broadcast_to(of_each, leaf.array.shape).reshape(-1))
         offset += blocks
     return np.concatenate(labels)

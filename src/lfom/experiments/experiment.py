@@ -56,6 +56,7 @@ class Experiment:
 
 def experiments_in(module: ModuleType) -> list[Experiment]:
     """Every experiment of a module: objects, and the classes that it defines with a name and without arguments."""
+    # Whatever a user's module holds: what is no experiment cannot say so.
     made = [one for one in vars(module).values() if isinstance(one, Experiment)]
     return [*made, *(kind() for kind in _classes_in(module) if kind.name and kind not in map(type, made))]
 
@@ -71,6 +72,7 @@ def nameless_in(module: ModuleType) -> list[str]:
 
 def _classes_in(module: ModuleType) -> list[type[Experiment]]:
     """Classes of experiments that a module defines, and that need no arguments."""
+    # Whatever a user's module holds, as above.
     kinds = [one for one in vars(module).values() if isinstance(one, type) and issubclass(one, Experiment)]
     own = [kind for kind in kinds if kind.__module__ == module.__name__]
     return [kind for kind in own if not inspect.signature(kind).parameters]

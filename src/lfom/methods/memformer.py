@@ -16,6 +16,7 @@ from lfom.core.compiler import jit_draws
 from lfom.core.kernels import KERNELS, Kernel, as_kernel
 from lfom.core.memories import Bank, Conjugate, ConjugateBank, Forget, Memory, Register
 from lfom.core.methods import GATINGS, Algorithm, Method, Mixture
+from lfom.core.parameters import declared_kinds
 from lfom.core.preconditioners import Full, Identity, One, Preconditioner, Scaled, Shared
 from lfom.core.readers import (
     ActivatedAttention,
@@ -34,6 +35,7 @@ PRECONDITIONERS = ("full", "shared", "scalar")
 PER_HEAD = 1e12  # operations: every head of a method is a part of each of its programs, which take seconds to compile
 PER_TOKEN = ("tokens", "hadamard")
 READERS = ("sparse", "linear", "softmax", "relu", "exp", *KERNELS)
+KINDS = declared_kinds(Gradient, Attention, SoftmaxAttention, Method)  # of what such a model trains
 GAMMAS = ("scalar", "pair", "diagonal", "rows", "tokens", "hadamard")
 
 
@@ -62,8 +64,8 @@ def memformer(
     exponential, gaussian, arc-cosine) or as one: attention whose weights are k(x, x'), with a number a_l.
     memory: none (Linear Transformer), register (CGD-like), bank (LFOM), conjugate (a register whose numbers are computed
     from each prompt) or conjugate-bank (the same, kept exact by a memory of all registers).
-    preconditioner: A_l full, shared (a_l M) or scalar (a_l I); conjugate always learns one
-    symmetric matrix. covariates: also learn B (GD++). gamma, tied, own_is_one: the structure of
+    preconditioner: A_l full, shared (a_l M) or scalar (a_l I); conjugate learns one
+    symmetric matrix, and takes no other. covariates: also learn B (GD++). gamma, tied, own_is_one: the structure of
     the bank. heads: readers summed into one memory. context: n, where gamma is per token.
     normalised: read every prompt divided by a scale of its own covariates (see `Normalised`).
 
@@ -112,7 +114,17 @@ def memformer(
         raise InputError(
             f"{names} shape the coefficients of a bank, and memory is {memory!r}: leave them out."
         )
+    if gamma == "diagonal" and covariates:
+        raise InputError(
+            "gamma is 'diagonal', one number per coordinate of w, and covariates=True rewrites coordinates (B): no view has "
+            "both. Leave covariates out, or pass gamma='rows'."
+        )
     if memory in CONJUGATE:
+        if preconditioner != "full":
+            raise InputError(
+                f"preconditioner is {preconditioner!r}: conjugate directions need one symmetric matrix for all layers, and "
+                "learn it (with a kernel they learn nothing). Leave preconditioner out."
+            )
         if covariates or heads > 1:
             raise InputError(
                 "the conjugate register needs B = 0 and one head: leave covariates and heads out."

@@ -65,20 +65,20 @@ def run(algorithm: Algorithm, prompt: Prompt | Problem, *, view: str | None = No
         check_layers(algorithm, algorithm.depth)
         return _on_problem(algorithm, prompt)
     begun = _begun_early(algorithm, prompt, view)
-    check_layers(algorithm, algorithm.depth)
     prompt = checked(prompt, finite=False)
+    check_layers(algorithm, algorithm.depth, 1, prompts := prompt.X.shape[:-2])
     view = _view(algorithm, prompt, view)
     if view == "kernel":
         return _on_kernel(algorithm, checked(prompt))
     try:
         found, finite = begun or _begun(algorithm, prompt, view)
     except Unreadable:
-        check_dimension(algorithm, prompt.X.shape[-1])  # says it by d, where d is known
+        check_dimension(algorithm, prompt.X.shape[-1], prompts=prompts)  # says it by d, where d is known
         raise
     except checks.InputError:
         raise
     except (TypeError, ValueError):
-        check_dimension(algorithm, prompt.X.shape[-1])
+        check_dimension(algorithm, prompt.X.shape[-1], prompts=prompts)
         raise
     if is_concrete(finite) and not finite:
         checked(prompt)  # says which number is not
@@ -135,7 +135,7 @@ def _each(one: Callable[[Algorithm, Prompt], Array], algorithm: Algorithm, promp
     its own, such as gates, go with their prompt."""
     if not prompt.batched:
         return one(algorithm, prompt)
-    known = leaves(algorithm)
+    known = leaves(algorithm, grid=1)
     axes = [-1 if leaf.per_prompt else None for leaf in known]
 
     def single(arrays: list[Any], prompt: Prompt) -> Array:

@@ -12,7 +12,7 @@ from lfom.core.methods import Method
 from lfom.solving.bounded import Bounded
 from lfom.solving.fits import Trial, fitted
 from lfom.solving.learners import Fitted, Fold, Learner
-from lfom.solving.problems import Problems
+from lfom.solving.problems import some_problems
 from lfom.solving.progress import Course, Lines, Told
 from lfom.solving.records import Accuracy, Record
 from lfom.solving.structures import DOORS, Structure, chosen, passing
@@ -162,12 +162,7 @@ def _bounded(learner: Learner, structure: Any, worst_case: Any, smoothness: Any)
 
 
 def _checked_count(problems: Any) -> int:
-    if not isinstance(problems, Problems):
-        raise InputError(
-            f"learn takes problems, not {type(problems).__name__}: build lfom.LeastSquaresProblems, "
-            "lfom.LinearSystems or lfom.ConvexLosses."
-        )
-    if len(problems) < FEWEST:
+    if len(some_problems(problems)) < FEWEST:
         raise InputError(
             f"{len(problems)} problems are too few to learn from: {FEWEST} or more are needed, and a held-out "
             "error that you can rely on takes some dozens."

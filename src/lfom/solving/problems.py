@@ -21,6 +21,12 @@ from lfom.solving.program import Program, Raw
 from lfom.solving.systems import solve_systems
 
 
+def some_problems(value: Any) -> Any:
+    """`value` where it is a batch of problems."""
+    kinds = "lfom.LeastSquaresProblems, lfom.LinearSystems or lfom.ConvexLosses"
+    return checks.instance("problems", value, Problems, f"problems to solve: build {kinds}")
+
+
 class Problems(eqx.Module):
     """A batch of problems. problems[3] is a batch of one, problems[2:5] a batch of three. single: whether one
     problem was brought without an axis of problems; its answer has none then."""

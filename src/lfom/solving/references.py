@@ -1,6 +1,5 @@
 """Solutions that learning measures errors against: exact to rounding, whatever they cost."""
 
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp

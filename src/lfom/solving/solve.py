@@ -12,10 +12,11 @@ import numpy as np
 from lfom.core import checks
 from lfom.core.checks import InputError
 from lfom.core.methods import Algorithm
+from lfom.core.parameters import check_layers
 from lfom.core.vectors import real
 from lfom.solving.batches import solve_batch
 from lfom.solving.kinds import Kind
-from lfom.solving.problems import Problems
+from lfom.solving.problems import Problems, some_problems
 from lfom.solving.program import Plan, Prepared, prepared
 from lfom.solving.records import Solution
 
@@ -36,11 +37,7 @@ def solve(
 
 def _planned(ready: Prepared, method: Algorithm, problems: Any, steps: Any, tolerance: Any) -> Plan:
     """What was checked and decided for such problems before, or is now."""
-    if not isinstance(problems, Problems):  # a user's argument
-        raise InputError(
-            f"solve takes problems, not {type(problems).__name__}: build lfom.LeastSquaresProblems, "
-            "lfom.LinearSystems or lfom.ConvexLosses."
-        )
+    some_problems(problems)
     kind, shape, dtype = problems.kind, problems.shape, problems.dtype
     plain = type(steps) in (int, NoneType) and type(tolerance) in (float, NoneType)  # True and 1.0 are not 1
     asked = (kind, shape, dtype, problems.knows_diagonal, steps, tolerance) if plain else None
@@ -110,6 +107,7 @@ def check_kind(method: Algorithm, kind: Kind) -> None:
 def _check(method: Algorithm, problems: Problems) -> None:
     check_kind(method, problems.kind)
     check_shape(method, problems.shape)
+    check_layers(method, method.depth, len(problems.shape), ())
     if method.structure is not None and method.structure.jacobi and not problems.knows_diagonal:
         raise InputError(
             f"this method is {method.structure.name}: it works in coordinates set by the diagonal of A, which "

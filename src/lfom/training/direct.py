@@ -28,10 +28,11 @@ def jacobian(
     """Residuals and their derivative in every trained number, prompt by prompt.
 
     The parameters are given a trailing prompt axis, so that one reverse pass per residual
-    returns the derivatives of all prompts at once, in the layout that the loop is fast in.
+    returns the derivatives of all prompts at once, in the layout that the loop is fast in. Where
+    prompts do not ride last, or parameters do not take them, each prompt has its own pass.
     """
     trained = vector[parameters.index]
-    if not prompts.prompts_last:
+    if not (prompts.prompts_last and parameters.take_prompts):
 
         def one(single: Problem) -> Array:
             def residual_at(numbers: Array) -> Array:
@@ -39,7 +40,8 @@ def jacobian(
 
             return jnp.concatenate([residual_at(trained)[:, None], jax.jacrev(residual_at)(trained)], axis=1)
 
-        both = prompts.each(one)
+        last = jax.vmap(one, in_axes=-1, out_axes=-1)
+        both = last(prompts) if prompts.prompts_last else prompts.each(one)
         return both[:, 0], both[:, 1:]
     count = jax.tree.leaves(prompts)[0].shape[-1]
 

@@ -273,7 +273,7 @@ def check_asked(
         checks.instance("a name in methods", name, str, "a text")
         own = by_run(method)
         one = method if own is None else own.stacked
-        if not checks.has(one, "as_algorithm"):
+        if not checks.has(one, "as_algorithm"):  # what a user hands over: methods and optima share no class
             raise checks.InputError(
                 f"methods[{name!r}] is {checks.shown(one)}: it must be a method, an optimum, or one of these per run."
             )

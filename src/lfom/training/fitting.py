@@ -161,7 +161,7 @@ def fit(
     view = trained_view(model, views)
     for one in optimisers:
         one.check_view(view)
-    check_layers(model, model.depth)
+    check_layers(model, model.depth, 1, ())
     chunk, hold_out = min(one.chunk for one in optimisers), max(one.hold_out for one in optimisers)
     source = sources(_for_runs(data, models), chunk=chunk, hold_out=hold_out, view=view, kernel=model.kernel)
     check_dimension(model, source.dimension)

@@ -170,9 +170,9 @@ def check_data(model: Any, data: Any) -> None:
     """Whether a model can be trained on these: what they are, their dimension, and that given numbers are finite."""
     runs = by_run(data)
     first = data if runs is None else runs[0]
-    if has(first, "dimension", "prompt"):
+    if has(first, "dimension", "prompt"):  # what a user hands over, which may be a class of their own
         check_dimension(model, first.dimension)
-    elif has(first, "X", "query"):
+    elif has(first, "X", "query"):  # the same for prompts
         for one in [first] if runs is None else runs.each():
             check_dimension(model, checked(one).X.shape[-1])
     else:
@@ -184,9 +184,11 @@ def check_data(model: Any, data: Any) -> None:
 
 
 def _one_batch(item: Any, view: str) -> Prompt:
-    if not isinstance(item, Prompt):
+    if not isinstance(item, Prompt):  # a user's data, refused with the view that it is read in
+        also = f" (or a {LAST[view].__name__} with prompts on its last axis)" if view in LAST else ""
         raise InputError(
-            f"data is a {type(item).__name__}: this model is trained in the view {view!r}, so pass a Distribution or prompts."
+            f"data is a {type(item).__name__}: this model is trained in the view {view!r}, so pass a Distribution or "
+            f"prompts{also}, or a list of these, one per run."
         )
     return item if item.batched else jax.tree.map(lambda a: a[None], item)
 
@@ -199,14 +201,9 @@ LAST = {
 
 
 def _prompts_last(item: Any, view: str, kernel: Kernel | None) -> Any:
-    if isinstance(item, Prompt):
-        return problem_of(_one_batch(item, view), view, kernel)
     if isinstance(item, LAST[view]) and item.target is not None and item.target.ndim == 2:
         return item
-    raise InputError(
-        f"data is a {type(item).__name__}: pass a Distribution, a batch of prompts, a {LAST[view].__name__} with "
-        "prompts on its last axis, or a list of these, one per run."
-    )
+    return problem_of(_one_batch(item, view), view, kernel)
 
 
 def _fixed(sets: list[Any], chunk: int, hold_out: float) -> Fixed:
