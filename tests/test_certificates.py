@@ -51,6 +51,22 @@ def test_promises_of_many_steps_are_kept(spread: float) -> None:
         assert certificate.reach[15] >= 1.0
 
 
+def test_promises_after_a_tiny_first_step_are_kept() -> None:
+    """Where polynomials leave [-1, 1] is looked for around the first step size. Those of later steps have long left it
+    there, and roots found from so large values are wrong: the interval must be shortened until it holds."""
+    steps = 24
+    register = lfom.chebyshev(1e-2, 1.0, steps).memory
+    alpha, gamma = np.array([register.alpha, register.gamma])  # type: ignore[attr-defined]
+    alpha[0] *= 1e-4
+    with jax.enable_x64(True):
+        method = lfom.Method(Gradient(Identity()), Register(as_array(alpha), as_array(gamma)), steps)
+    reaches = certify(method).reach
+    for n, reach in enumerate(reaches, 1):
+        p = plain_polynomials(alpha[:n], gamma[:n], np.linspace(0, reach, 20_001))[-1]
+        assert np.abs(p).max() <= 1 + 1e-6, n
+    assert reaches[16] > 0.9  # and no shorter than that, which without it would be .045 longer
+
+
 @functools.cache
 def mostly_small() -> lfom.Method:
     """Learned from systems with one eigenvalue between 1 and 4 that hardly matters: its first step is so

@@ -446,10 +446,10 @@ def test_a_reader_for_another_d_ends_with_a_sentence() -> None:
 class Picks(Memory):
     which: jax.Array  # a constant
     eta: jax.Array = parameter(axes="layers")
-    table: jax.Array = parameter("sizes", axes="entries")
+    numbers: jax.Array = parameter("sizes", axes="entries")
 
     def __call__(self, direction: Any, past: Any, state: Any, problem: Any, layer: Any) -> tuple[Any, Any]:
-        return self.eta * self.table[self.which] * direction, past
+        return self.eta * self.numbers[self.which] * direction, past
 
 
 def picking(which: int, eta: Any = 0.5) -> Method:
@@ -463,7 +463,7 @@ def test_whole_numbers_stay_as_they_are(optimiser: Any) -> None:
     found = fit(method, DATA, key=KEY, optimiser=optimiser).model().memory
     assert found.which == 1
     assert found.which.dtype == method.memory.which.dtype  # type: ignore[attr-defined]
-    assert np.asarray(found.table[0]) == 1 != np.asarray(found.table[1])  # only what is picked is moved
+    assert np.asarray(found.numbers[0]) == 1 != np.asarray(found.numbers[1])  # only what is picked is moved
     adapted = adapt(method, DATA.prompts(KEY, 20), train=("coefficients",), steps=1)
     assert adapted.model.memory.which.dtype == found.which.dtype
 

@@ -85,7 +85,8 @@ def test_a_list_without_arrays_has_as_many_runs_as_it_is_long() -> None:
     runs = PerRun([conjugate_gradient(2)] * 3)
     assert (runs.runs, len(runs.each()), runs[1:].runs, joined([runs, runs]).runs) == (3, 3, 2, 6)
     assert runs.map(lambda one: one).runs == 3
-    assert len(list(runs)) == 3
+    with pytest.raises(IndexError):
+        runs[3]
     assert PerRun(conjugate_gradient(2)).runs is None
     assert fingerprint(runs) != fingerprint(runs[1:])
     found = evaluate({"CGD": runs[1:]}, DATA, prompts=100, key=KEY)["CGD"]
@@ -177,7 +178,7 @@ def test_a_list_is_adapted_as_what_it_stands_for() -> None:
 
 def test_every_run_keeps_its_own_frozen_numbers() -> None:
     """Also where least squares begins from the scale of the prompts, also where that scale is looked for."""
-    models = [
+    models: list[Any] = [
         Method(Gradient(Scaled(jnp.full(2, 0.5))), Register(jnp.ones(2), jnp.full(2, gamma)), 2)
         for gamma in (0.1, 0.9)
     ]
@@ -190,7 +191,7 @@ def test_every_run_keeps_its_own_frozen_numbers() -> None:
 
 @pytest.mark.parametrize("kind", ["full", "scalar"])
 def test_what_is_not_trained_stays_as_it_is(kind: str) -> None:
-    model = memformer(2, 2, memory="register", preconditioner=kind, scale=0.4, key=KEY)
+    model: Any = memformer(2, 2, memory="register", preconditioner=kind, scale=0.4, key=KEY)
     found = fit(model, DATA[0], key=KEY, train="coefficients", optimiser=QUICK).model()
     assert jax.tree.all(jax.tree.map(np.array_equal, found.reader, model.reader))
     assert not np.array_equal(found.memory.gamma, model.memory.gamma)
