@@ -174,6 +174,13 @@ class Register(Memory):
         return self.alpha * register, register
 
 
+def _grows(past: Any) -> bool:
+    """Whether layers are written out, and what is kept of directions grows with them: no sum is longer than it has to be."""
+    return (
+        type(past) is tuple
+    )  # a tree of JAX's: what is kept of a loop's directions is one with an axis of layers
+
+
 def _never_read(bank: Any, shape: tuple[int, ...]) -> np.ndarray:
     """Gamma_j^l with j > l, and own coefficients that are 1; of tied ones the last, never an older one."""
     if bank.tied:
@@ -222,7 +229,7 @@ class Bank(Memory):
     def __call__(
         self, direction: Any, past: Any, state: Any, problem: Problem, layer: Array | int
     ) -> tuple[Any, Any]:
-        if type(past) is tuple:  # layers are written out: no sum is longer than it has to be
+        if _grows(past):
             return self._written_out(direction, past, problem)
 
         def keep(stored: Array, new: Array) -> Array:
@@ -382,7 +389,7 @@ class ConjugateBank(Memory):
     def __call__(
         self, direction: Any, past: ConjugatedBank, state: Any, problem: Problem, layer: Array | int
     ) -> tuple[Any, ConjugatedBank]:
-        written_out = type(past.registers) is tuple  # what is kept grows then, layer by layer
+        written_out = _grows(past.registers)
         before: Any = past[:3]
         if written_out:
             before = [jax.tree.map(lambda *rows: jnp.stack(rows), *rows) for rows in before if rows]

@@ -16,6 +16,7 @@ import numpy as np
 
 from lfom.core.arrays import as_array
 from lfom.core.checks import InputError, has, shown
+from lfom.core.parameters import outline
 
 
 def _on_arrays(work: Callable[..., np.ndarray], items: Sequence[Any]) -> Any:
@@ -119,23 +120,17 @@ def joined(groups: Sequence[PerRun]) -> PerRun:
 def _alike(items: Sequence[Any]) -> list[Any]:
     if not items:
         raise InputError("the list of runs is empty: pass at least one.")
-    known = [_structure(item) for item in items]
-    if any(
-        own != known[0] for own in known
-    ):  # what is only known of each may differ: they are run without it
+    # What is only known of each may differ: they are run without it.
+    if any(outline(item) != outline(items[0]) for item in items):
+        # methods and optima share no class, and data have no algorithm
         items = [item.as_algorithm() if has(item, "as_algorithm") else item for item in items]
     for run, item in enumerate(items):
-        if _structure(item) != _structure(items[0]):
+        if outline(item) != outline(items[0]):
             raise InputError(
                 f"run {run} differs from run 0 in its class, its options or the shapes of its arrays: all runs must "
                 "be alike, since they are computed together. Call once for each kind."
             )
     return list(items)
-
-
-def _structure(item: Any) -> Any:
-    leaves, treedef = jax.tree.flatten(item)
-    return treedef, tuple((leaf.shape, leaf.dtype) if eqx.is_array(leaf) else leaf for leaf in leaves)
 
 
 def by_run(thing: Any) -> PerRun | None:
