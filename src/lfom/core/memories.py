@@ -176,9 +176,7 @@ class Register(Memory):
 
 def _grows(past: Any) -> bool:
     """Whether layers are written out, and what is kept of directions grows with them: no sum is longer than it has to be."""
-    return (
-        type(past) is tuple
-    )  # a tree of JAX's: what is kept of a loop's directions is one with an axis of layers
+    return type(past) is tuple  # of a loop it is one tree with an axis of layers
 
 
 def _never_read(bank: Any, shape: tuple[int, ...]) -> np.ndarray:

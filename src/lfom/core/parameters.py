@@ -136,11 +136,28 @@ class Leaf:
 def leaves(tree: Any, grid: int | None = None) -> list[Leaf]:
     """Every array of a method, in the order of jax.tree.leaves(eqx.filter(tree, eqx.is_array)). grid: the number of axes
     of the unknowns, 1 on prompts; where it is not known, there are no values per prompt in what has such axes."""
-    found = []
-    for path, array in jax.tree_util.tree_leaves_with_path(tree):
-        if eqx.is_array(array):
-            found.append(_leaf(tree, path, array, grid))
-    return found
+    name = (outline(tree), grid)
+    try:
+        said = _KNOWN.get(name)
+    except TypeError:  # an option that has no hash
+        return _all_leaves(tree, grid)
+    if said is None:
+        said = [dataclasses.replace(leaf, array=None) for leaf in _all_leaves(tree, grid)]
+        if len(_KNOWN) >= MOST_KNOWN:
+            _KNOWN.clear()
+        _KNOWN[name] = said
+    arrays = [array for array in jax.tree.leaves(tree) if eqx.is_array(array)]
+    return [dataclasses.replace(leaf, array=array) for leaf, array in zip(said, arrays, strict=True)]
+
+
+# What is said does not depend on numbers, and is asked for at every call: adapting to one prompt took twice as long.
+_KNOWN: dict[Any, list[Leaf]] = {}
+MOST_KNOWN = 512
+
+
+def _all_leaves(tree: Any, grid: int | None) -> list[Leaf]:
+    every = jax.tree_util.tree_leaves_with_path(tree)
+    return [_leaf(tree, path, array, grid) for path, array in every if eqx.is_array(array)]
 
 
 def _leaf(node: Any, path: Any, array: Any, grid: int | None) -> Leaf:

@@ -5,6 +5,7 @@ for, without entries that no layer reads, and without those that only repeat a s
 array sets.
 """
 
+import functools
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from typing import Any
@@ -38,15 +39,18 @@ class Parameters:
         self.template, self.take_prompts = template, take_prompts
         self.index = np.flatnonzero(trained)  # of the trained numbers in the vector
         self.groups = np.unique(groups[self.index], return_inverse=True)[1]  # which matrix each is of
+
+    @functools.cached_property
+    def _program(self) -> Any:
+        """What a program that trains it depends on: all but its real numbers."""
         whole = [np.asarray(a).tobytes() for a in jax.tree.leaves(eqx.filter(self._static, eqx.is_array))]
-        self._same = (outline(template), *whole, self.index.tobytes(), self.groups.tobytes())
+        return outline(self.template), *whole, self.index.tobytes(), self.groups.tobytes()
 
     def __eq__(self, other: object) -> bool:
-        """Whether the same program trains both: they differ in their numbers only."""
-        return self._same == getattr(other, "_same", None)
+        return self._program == getattr(other, "_program", None)
 
     def __hash__(self) -> int:
-        return hash(self._same)
+        return hash(self._program)
 
     @property
     def size(self) -> int:
