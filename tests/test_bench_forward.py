@@ -9,7 +9,7 @@ from lfom.bench.forward import bench_forward
 
 
 def test_rows_compare_programs_that_agree() -> None:
-    rows = bench_forward(prompts=3, n=5, d=3, depth=1)  # raises if the programs differ
+    rows = bench_forward(prompts=3, n=5, d=3, depth=2)  # raises if the programs differ
     assert BENCHMARKS["forward"] is bench_forward
     assert [row.name for row in rows][:2] == ["tokens", "tokens, Z M Z^T first"]
     for row in json.loads(json.dumps([row.as_dict() for row in rows])):

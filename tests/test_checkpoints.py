@@ -194,3 +194,10 @@ def test_a_state_of_another_fit_is_refused() -> None:
     for other, options, says in cases:
         with pytest.raises(InputError, match=says):
             lfom.fit(model, data, key=key, optimiser=adam, resume=other, **options)
+
+
+def test_every_run_has_a_rotation_of_its_own() -> None:
+    first, second = regressions([1.0, 0.5], 6, 2, seed=0).each()
+    assert not np.allclose(first.rotation, second.rotation)
+    again = regressions([1.0, 0.5], 6, 2, seed=0)[1]
+    np.testing.assert_array_equal(again.rotation, second.rotation)

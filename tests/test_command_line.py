@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 
 import lfom
+from lfom import verify
 from lfom.cli import EXAMPLES
+from lfom.commands import together
+from lfom.commands.evaluate import numbers_of
 from lfom.commands.telling import PlainLines
 from tests.bad_calls.cli import run
 
@@ -103,3 +106,34 @@ def _saved(method: lfom.Method, folder: Path) -> str:
     path = folder / "method.safetensors"
     method.save(path)
     return str(path)
+
+
+def test_verify_fails_where_one_statement_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    checks = [verify.Check(name, 1e-12, 1e-10, name == "good") for name in ("good", "bad")]
+    monkeypatch.setattr(verify, "statements", lambda only: dict.fromkeys(("good", "bad")))
+    for found, status in ((checks[:1], 0), (checks, 1)):
+        monkeypatch.setattr(verify, "verify", lambda seed, only, found=found: iter(found))
+        assert run(["verify", "--json"])[0] == status
+
+
+def test_numbers_of_examples_are_read() -> None:
+    assert list(numbers_of("1:4")) == [1, 2, 3, 4]
+    assert list(numbers_of("1,5,20")) == [1, 5, 20]
+
+
+def test_defaults_are_no_markup_in_a_help() -> None:
+    assert "[default: all]" in " ".join(run(["train", "--help"])[1].replace("│", " ").split())
+
+
+def test_finished_experiments_travel_with_their_folders_and_nothing_else_does(tmp_path: Path) -> None:
+    sent, got = tmp_path / "sent", tmp_path / "got"
+    for place in ("asked", "seeds/1/asked", "other"):
+        (sent / place).mkdir(parents=True)
+        (sent / place / "meta.json").write_text("{}")
+        (sent / place / "rows.csv").write_text(place)
+    together._unpack(together._packed(sent, {"asked", "other"}), got, {"asked"})
+    assert sorted(file.relative_to(got).as_posix() for file in got.rglob("*.csv")) == [
+        "asked/rows.csv",
+        "seeds/1/asked/rows.csv",
+    ]
+    assert (got / "seeds/1/asked/rows.csv").read_text() == "seeds/1/asked"
