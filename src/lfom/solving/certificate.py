@@ -25,7 +25,10 @@ from lfom.core.words import brief
 
 INSIDE = 2_000  # points at which an interval is checked
 BLOCK = 4_096  # points that are computed at a time
-LOWEST, HIGHEST = 1e-3, 1e6  # where the end of an interval is looked for, in first step sizes
+LOWEST, BEYOND = (
+    1e-6,
+    1.01,
+)  # where the end of an interval is looked for, as factors on the farthest that it can be
 
 
 @dataclass(frozen=True)
@@ -83,20 +86,25 @@ def _without_bound(method: Algorithm) -> str:
 
 
 def residual_polynomials(method: Algorithm, t: np.ndarray) -> np.ndarray:
-    """p_0, ..., p_k at the points t, in float64; (k+1, points). In blocks of one size: one program."""
+    """p_0, ..., p_k at the points t, in float64; (k+1, points)."""
+    return 1 - _answers(method, t, t)
+
+
+def _answers(method: Algorithm, t: np.ndarray, moment: np.ndarray) -> np.ndarray:
+    """What the method answers to problems of one unknown. In blocks of one size: one program."""
     single = method.as_algorithm().on_eigenvectors
     if single is None:
         raise InputError("this method is no polynomial in M A with one symmetric M and fixed numbers.")
-    blocks = np.pad(np.asarray(t, np.float64), (0, -len(t) % BLOCK)).reshape(-1, BLOCK)
+    blocks = [np.pad(np.asarray(a, np.float64), (0, -len(a) % BLOCK)).reshape(-1, BLOCK) for a in (t, moment)]
     with jax.enable_x64(True):
         double: Any = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64) if real(leaf) else leaf, single)
-        found = [np.asarray(_polynomials(double, as_array(block))) for block in blocks]
+        found = [np.asarray(_run(double, *map(as_array, own))) for own in zip(*blocks, strict=True)]
     return np.concatenate(found, axis=1)[:, : len(t)]
 
 
 @eqx.filter_jit
-def _polynomials(method: Algorithm, t: Array) -> Array:
-    return 1 - unroll(method, Quadratic(t[None, None], t[None]))[:, 0]
+def _run(method: Algorithm, t: Array, moment: Array) -> Array:
+    return unroll(method, Quadratic(t[None, None], moment[None]))[:, 0]
 
 
 def certify(method: Algorithm, seen: tuple[float, float] | None = None, exact: bool = False) -> Certificate:
@@ -122,13 +130,18 @@ def certify(method: Algorithm, seen: tuple[float, float] | None = None, exact: b
 
 
 def _exits(method: Algorithm) -> np.ndarray:
-    """For every p_l, l >= 1, a t beyond which it leaves [-1, 1]: the first such point of a grid around one
-    over the first step size."""
-    fall = abs(1 - float(residual_polynomials(method, np.ones(1))[1, 0]))  # p_1 is linear
-    t = np.geomspace(LOWEST, HIGHEST, 2 * INSIDE) / (fall or 1.0)
-    outside = ~(np.abs(residual_polynomials(method, t)[1:]) <= 1)
+    """For every p_l, l >= 1, a t by which it has left [-1, 1]: the first such point of a grid. A polynomial of degree l
+    that stays there up to T falls no faster than 2 l^2 / T at 0 (Markov), so none stays beyond 2 l^2 over its fall."""
+    degrees = 1 + np.arange(method.depth)
+    falls = _answers(method, np.zeros(1), np.ones(1))[
+        1:, 0
+    ]  # -p_l'(0): what steps add up to without curvature
+    farthest = BEYOND * 2 * degrees**2 / np.where(falls > 0, falls, 1.0)
+    t = np.outer(farthest, np.geomspace(LOWEST, 1, INSIDE))
+    values = residual_polynomials(method, t.ravel()).reshape(-1, *t.shape)[degrees, degrees - 1]
+    outside = ~(np.abs(values) <= 1)
     outside[:, -1] = True
-    return t[np.argmax(outside, axis=1)]
+    return t[degrees - 1, np.argmax(outside, axis=1)]
 
 
 def _nodes(count: int) -> np.ndarray:
