@@ -55,6 +55,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--quick", action="store_true", help="compiled quickly, and without the tests of tests/slow.txt"
     )
+    parser.addoption("--compiled-quickly", action="store_true", help="as with --quick, but all tests")
     parser.addoption("--times", type=Path, help="add the processor time of every test to this file")
 
 
@@ -63,7 +64,8 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     ):  # begun in the background of a shell: processes of tests inherit it
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if config.getoption("--quick") and COMPILE_QUICKLY not in os.environ.get("XLA_FLAGS", ""):
+    quickly = config.getoption("--quick") or config.getoption("--compiled-quickly")
+    if quickly and COMPILE_QUICKLY not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {COMPILE_QUICKLY}".strip()
 
 

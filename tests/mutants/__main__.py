@@ -64,7 +64,9 @@ def run_tests(tree: Path, tests: Sequence[str], limit: float) -> tuple[int | Non
     """pytest's exit code, None if it took too long, and what it printed."""
     # No bytecode: a file that is changed twice within a second could be taken for the old one.
     environment = os.environ | {"PYTHONPATH": str(tree / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+    # compiled as by `make test`, whose programs are found again
+    options = ("-x", "-q", "-p", "no:cacheprovider", "--compiled-quickly")
+    command = [sys.executable, "-m", "pytest", *options, *tests]
     process = subprocess.Popen(
         command, cwd=tree, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         start_new_session=True,

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from lfom.core.arrays import as_array
+from lfom.core import checks
 from lfom.core.checks import InputError, has, shown
 from lfom.core.parameters import outline
 
@@ -78,6 +79,8 @@ class PerRun(eqx.Module):
             raise InputError(
                 f"items is {shown(items)}: it must be a list with one model, distribution or batch per run."
             )
+        if count is not None:
+            checks.count("count", count)
         listed = isinstance(items, list | tuple)
         self.stacked = stack(_alike(items)) if listed else items
         self.count = None if _arrays(self.stacked) else len(items) if listed else count

@@ -249,15 +249,15 @@ def evaluate(
         drawn = _draw(sources[run], key, as_array(place), as_array(np.int32(run)), chunk, views)
         return Chunk(dict(zip(views, drawn, strict=True)), (place < blocks).astype(np.int32))
 
+    starts = range(0, blocks, many)
+    if jax.default_backend() != "cpu":  # where zeros would have to be sent
+        return _scores(entries, draw, draw(0, 0), len(sources), starts, blocks * chunk, every, progress)
     places = jax.ShapeDtypeStruct((many,), np.int32)
     shapes = eqx.filter_eval_shape(
         _blocks, sources[0], key, places, jax.ShapeDtypeStruct((), np.int32), chunk, views
     )
-    like = Chunk(
-        dict(zip(views, jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), shapes), strict=True)),
-        np.zeros(many, np.int32),
-    )
-    starts = range(0, blocks, many)
+    nothing = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), shapes)
+    like = Chunk(dict(zip(views, nothing, strict=True)), np.zeros(many, np.int32))
     return _scores(entries, draw, like, len(sources), starts, blocks * chunk, every, progress)
 
 
