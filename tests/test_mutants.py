@@ -34,8 +34,13 @@ def test_a_text_that_is_gone_or_stands_twice_is_refused() -> None:
 
 def test_slips_are_caught_or_survive_and_are_taken_back(tmp_path: Path) -> None:
     code = "def less(a, b):\n    return a - b\n\n\ndef half(a):\n    return a / 2\n"
-    for name, text in (("src/small.py", code), ("tests/test_small.py", TESTS)):
-        (tmp_path / name).parent.mkdir()
+    ours = "def pytest_addoption(parser):\n    parser.addoption('--compiled-quickly', action='store_true')\n"
+    for name, text in (
+        ("src/small.py", code),
+        ("tests/test_small.py", TESTS),
+        ("tests/conftest.py", ours),
+    ):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     slips = [
         Slip("seen", "src/small.py", "a - b", "b - a", ("tests/test_small.py::test_less",)),

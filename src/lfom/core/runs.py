@@ -14,8 +14,8 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from lfom.core.arrays import as_array
 from lfom.core import checks
+from lfom.core.arrays import as_array
 from lfom.core.checks import InputError, has, shown
 from lfom.core.parameters import outline
 
