@@ -244,3 +244,27 @@ def test_least_squares_and_ridge_are_exact(n: int, d: int, x64: None) -> None:
 def test_bad_methods_are_refused_at_once(build: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         build()
+
+
+@pytest.mark.parametrize("memory", ["none", "register", "bank", "conjugate"])
+@pytest.mark.parametrize("depth", [2, 9])
+def test_heads_at_once_step_as_one_after_the_other(
+    memory: str, depth: int, x64: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = jax.random.split(jax.random.key(0), 3)
+    heads = tuple(lfom.memformer(2, depth, memory=memory, scale=0.2, key=key) for key in keys)
+    both = lfom.Mixture(heads, jnp.array([0.5, -0.2, 0.7]))
+    prompts = lfom.LinearRegression([1.0, 0.5], context=5).prompts(jax.random.key(1), 4)
+    found = {view: lfom.run(both, prompts, view=view).predictions for view in ("iterates", "tokens")}
+    monkeypatch.setattr(lfom.Mixture, "_stacked", lambda self: [])
+    jax.clear_caches()  # the same method, traced again
+    for view, own in found.items():
+        np.testing.assert_allclose(own, lfom.run(both, prompts, view=view).predictions, rtol=1e-12)
+
+
+def test_heads_that_differ_are_each_multiplied_by_their_gate(x64: None) -> None:
+    heads = (lfom.gradient_descent(0.5, steps=1), lfom.momentum(0.3, 0.5, steps=1))
+    prompts = lfom.LinearRegression([1.0, 0.5], context=5).prompts(jax.random.key(1), 4)
+    alone = [np.asarray(lfom.run(head, prompts).predictions[1]) for head in heads]
+    found = lfom.run(lfom.Mixture(heads, jnp.array([0.25, 0.75])), prompts).predictions[1]
+    np.testing.assert_allclose(found, 0.25 * alone[0] + 0.75 * alone[1], rtol=1e-12)

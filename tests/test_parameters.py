@@ -468,6 +468,13 @@ def test_whole_numbers_stay_as_they_are(optimiser: Any) -> None:
     assert adapted.model.memory.which.dtype == found.which.dtype
 
 
+def test_models_with_other_whole_numbers_share_no_program() -> None:
+    adam = Adam(steps=10, batch=20)
+    for which in (0, 2):
+        table = np.asarray(fit(picking(which), DATA, key=KEY, optimiser=adam).model().memory.numbers)
+        assert [place for place, value in enumerate(table) if value != 1] == [which]
+
+
 def test_whole_numbers_that_cannot_be_what_is_asked_are_refused() -> None:
     for refused in (
         lambda: fit([picking(0), picking(1)], DATA, key=KEY),

@@ -195,3 +195,23 @@ def test_runs_that_are_not_alike_are_fitted_each_by_itself() -> None:
     assert abs(last[0] - last[1]) < 0.5  # few prompts scatter by .2
     scales = [float(found.model(run).reader.A.matrices[0, 0, 0]) for run in range(2)]
     np.testing.assert_allclose(scales[0] / scales[1], 25.0, rtol=0.1)
+
+
+def test_memories_that_share_prompts_end_as_they_do_alone() -> None:
+    kept: dict[Any, Any] = {}
+
+    def keep(name: Any, make: Any) -> Any:
+        if name not in kept:
+            kept[name] = make()
+        return kept[name]
+
+    data = [LinearRegression(spectrum, 6) for spectrum in ([1.0, 0.5], [1.0, 0.2])]
+    given: Any = {"key": jax.random.key(3), "optimiser": LeastSquares(first=200, last=400, passes=(2, 1))}
+    models = [
+        memformer(2, 2, memory=memory, covariates=True, key=jax.random.key(0)) for memory in ("none", "bank")
+    ]
+    alone = [fit(model, data, **given).vectors for model in models]
+    together = [fit(model, data, **given, keep=keep).vectors for model in models]
+    for one, other in zip(alone, together, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert sum("spectra" in name for name in kept) == 4  # two runs, to fit to and to judge by
