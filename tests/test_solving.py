@@ -92,3 +92,14 @@ def test_no_step_of_the_line_search_climbs() -> None:
     # a hair behind 1/2 the whole step falls, but not enough: Armijo asks for a share of the promised fall
     little = lfom.ConvexLosses(bowl, (np.full(2, 1e4), np.array([[0.5 + 1e-5], [0.5 + 1e-3]])), size=1)
     np.testing.assert_allclose(method.solve(little, steps=1).value, [[0.5], [1.0]], rtol=1e-9)
+
+
+def test_no_step_is_taken_once_a_tolerance_is_met() -> None:
+    """It counts from the size of the start's residual, here 8."""
+    systems = lfom.LinearSystems(
+        np.diag(np.linspace(1, 50, 64))[None], np.sign(np.sin(np.arange(64.0) + 1))[None]
+    )
+    for tolerance in (1e-1, 1e-2, 1e-3):
+        found = lfom.conjugate_gradient(64).solve(systems, tolerance=tolerance)
+        steps, residuals = int(found.steps[0]), np.asarray(found.residuals)[0]
+        assert residuals[steps] <= tolerance < residuals[steps - 1]
