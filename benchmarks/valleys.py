@@ -13,10 +13,10 @@ import jax
 import numpy as np
 
 import lfom
-from lfom.core.threads import in_threads
 from lfom.core.vectors import vector_of
 from lfom.limits.gdpp import template
-from lfom.limits.spectral import NumberFit, fitted_depths, spectra
+from lfom.limits.spectra import spectra
+from lfom.limits.spectral import AtPoints, FittedTo, NumberFit, fitted_depths
 
 LATE = 3
 
@@ -51,11 +51,15 @@ def main():
     train, judge = (
         spectra(data.quadratics(key, 20_000), M) for key in jax.random.split(jax.random.key(given.seed))
     )
-    bare = fitted_depths([template("none", depth) for depth in range(1, given.layers + 1)], train, judge)[-1]
+    bare = fitted_depths(
+        [template("none", depth) for depth in range(1, given.layers + 1)],
+        FittedTo.of(train, given.layers),
+        judge,
+    )[-1]
     fitted = NumberFit(template("pair", given.layers))
     random = np.random.default_rng(given.seed)
-    starts = [vector_of(started(bare, given.layers, random)) for _ in range(given.starts)]
-    ends = list(in_threads(lambda start: fitted.fit(start, train[: given.prompts], given.steps), starts))
+    starts = np.stack([vector_of(started(bare, given.layers, random)) for _ in range(given.starts)])
+    ends = zip(*fitted.fit(starts, AtPoints(train[: given.prompts], given.layers), given.steps), strict=True)
     plain = NumberFit(bare).losses(vector_of(bare), judge).mean()
     print(f"without memory {np.log(plain):.3f} on other prompts")
     for vector, loss in sorted(ends, key=lambda end: end[1])[:10]:

@@ -186,28 +186,11 @@ on_counts(adapted)
 """
 )
 
-NUMBERS = (
-    COUNTED
-    + """
-from lfom.core.threads import in_threads
-from lfom.core.vectors import vector_of
-from lfom.limits import spectral
-from lfom.limits.gdpp import template
-
-spectral.in_threads = lambda work, items: in_threads(lambda item: seen(work(item)), items)
-data = lfom.LinearRegression([1.0, 0.5], context=8)
-q = data.quadratics(jax.random.key(0), 8 * spectral.PIECE)
-some = spectral.spectra(q, np.eye(2))
-start = template("none", 1)
-on_counts(lambda: bits(*spectral.NumberFit(start).fit(vector_of(start), some, 2)))
-"""
-)
-
 
 @pytest.mark.parametrize(
     "program",
-    [LEARNING, SOLVING, ADAPTING, NUMBERS, ADAM],
-    ids=["learn", "solve", "adapt", "numbers", "Adam"],
+    [LEARNING, SOLVING, ADAPTING, ADAM],
+    ids=["learn", "solve", "adapt", "Adam"],
 )
 def test_methods_and_solutions_are_the_same_to_the_last_bit_on_1_2_and_4_devices(program: str) -> None:
     found = json.loads(in_process(program, 4).splitlines()[-1])

@@ -24,16 +24,17 @@ from lfom.core.memories import Bank, Forget, Memory
 from lfom.core.preconditioners import Scaled, Shared
 from lfom.core.problems import Quadratic
 from lfom.core.readers import Gradient
-from lfom.core.vectors import vector_of
+from lfom.core.vectors import parameters, vector_of
 from lfom.limits.gdpp import gdpp_optima, template
+from lfom.limits.spectra import MANY, PIECE, sampled_spectra, spectra
 from lfom.limits.spectral import (
-    MANY,
+    AtPoints,
+    FittedTo,
     NumberFit,
+    answers,
     fitted_depths,
     in_float64,
     on_eigenvalues,
-    sampled_spectra,
-    spectra,
 )
 from lfom.prompts.distributions import PUBLISHED_SPECTRUM
 from tests.helpers import make_batch, relative, safe_step
@@ -68,9 +69,57 @@ def test_eigenvalues_answer_as_the_prompts_do(memory: str, d: int, n: int, x64: 
     assert plain is not None
     found = spectra(Quadratic.of(prompts), M)
     g = np.asarray(on_eigenvalues(plain, jnp.asarray(found.t)))
-    answers = np.einsum("kdn,dn->kn", found.seen, g)[0]
-    assert relative(answers, run(method, prompts, view="tokens").predictions[-1]) < 1e-10
+    seen = np.einsum("kdn,dn->kn", found.seen, g)[0]
+    assert relative(seen, run(method, prompts, view="tokens").predictions[-1]) < 1e-10
     np.testing.assert_allclose(found.target[0], prompts.target, rtol=1e-12)
+
+
+@pytest.mark.parametrize("memory", memories())
+def test_numpy_answers_as_the_method_itself_does(memory: str, x64: None) -> None:
+    rng = np.random.default_rng(3)
+    a, b = rng.uniform(0.3, 1, (2, DEPTH))
+    reader = Gradient(Scaled(jnp.asarray(a)), Scaled(jnp.asarray(b)))
+    method, t = Method(reader, memories()[memory], DEPTH), rng.uniform(0, 2, (2, 7))
+    found, left = answers(method, t)
+    assert relative(found, on_eigenvalues(method, jnp.asarray(t))) < 1e-13
+    if memory == "none":  # T after every layer, by hand
+        steps, T = np.asarray(method.memory.eta), np.ones_like(t)  # type: ignore[attr-defined]
+        for factor in a * b * steps:
+            T = T - factor * t * T**3
+        assert relative(left, T) < 1e-13
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 4, 6])
+def test_a_few_points_tell_what_all_prompts_lose(depth: int) -> None:
+    """More prompts than are added up at a time; six layers have a higher degree than there are points."""
+    given = PAPER.quadratics(jax.random.key(1), PIECE + 500)
+    prompts = spectra(given, np.linalg.inv(np.asarray(PAPER.covariance, np.float64)))
+    rng, start = np.random.default_rng(depth), template("pair", depth)
+    start = jax.tree.map(lambda a: a * rng.uniform(0.5, 0.9, a.shape), start)
+    fitted, vector = NumberFit(start), vector_of(start)
+    ends, losses = fitted.fit(vector[None], asked := AtPoints(prompts, depth), 0)
+    np.testing.assert_array_equal(ends[0], vector)
+    np.testing.assert_allclose(losses[0], fitted.losses(vector, prompts).mean(), rtol=1e-10)
+    assert len(asked.points) == {1: 1, 2: 4, 3: 13, 4: 40, 6: 121}[depth]
+
+
+def test_fits_step_by_the_derivatives_and_each_start_by_itself() -> None:
+    prompts = spectra(PAPER.quadratics(jax.random.key(2), 500), INVERSE)
+    asked, fitted = AtPoints(prompts, 2), NumberFit(template("scalar", 2))
+    start = vector_of(template("scalar", 2))
+    starts = np.stack([start, 0.5 * start, 2 * start])
+    ends, losses = fitted.fit(starts, asked, 60)
+    alone = [fitted.fit(one[None], asked, 60) for one in starts]
+    np.testing.assert_allclose(losses, [loss[0] for _, loss in alone], rtol=1e-9)
+    step, index = 1e-6, parameters(template("scalar", 2)).index
+
+    def loss(at: np.ndarray) -> float:
+        return float(fitted.losses(at, prompts).mean())
+
+    for end in ends[losses < 1.01 * losses.min()]:  # a minimum: no number can be changed for the better
+        for i in index:
+            unit = step * (np.arange(end.size) == i)
+            assert abs(loss(end + unit) - loss(end - unit)) / (2 * step) < 1e-2 * losses.min()
 
 
 def test_what_does_not_act_on_eigenvalues_says_none() -> None:
@@ -120,7 +169,8 @@ def test_a_part_of_the_prompts_says_what_all_say(prompts: int, kept: float, with
     """Rare prompts are all taken, of the others some with more weight; fewer where many are drawn."""
     q = PAPER.quadratics(jax.random.key(5), 20_000)
     M = np.linalg.inv(np.asarray(PAPER.covariance, np.float64))
-    fitted = fitted_depths([template("none", depth) for depth in (1, 2)], spectra(q, M), spectra(q, M))[-1]
+    train = FittedTo.of(spectra(q, M), 2)
+    fitted = fitted_depths([template("none", depth) for depth in (1, 2)], train, spectra(q, M))[-1]
     whole, part = (
         NumberFit(fitted).losses(vector_of(fitted), own)
         for own in (spectra(q, M), sampled_spectra([q], M, prompts))

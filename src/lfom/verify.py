@@ -27,7 +27,8 @@ from lfom.core.problems import Quadratic
 from lfom.core.readers import Attention, Gradient, Heads, KernelAttention, Normalised
 from lfom.core.threads import in_threads
 from lfom.core.unroll import WRITTEN_OUT_COVARIATES
-from lfom.limits.spectral import on_eigenvalues, spectra
+from lfom.limits.spectra import spectra
+from lfom.limits.spectral import on_eigenvalues
 from lfom.limits.worst_case import worst_case
 from lfom.methods import classical as methods
 from lfom.methods import optimal, theorems

@@ -26,7 +26,8 @@ from lfom.core.readers import Gradient
 from lfom.core.runs import fingerprint
 from lfom.core.vectors import vector_of
 from lfom.core.words import brief
-from lfom.limits.spectral import NumberFit, Spectra, fitted_depths, in_float64, sampled_spectra
+from lfom.limits.spectra import Spectra, sampled_spectra
+from lfom.limits.spectral import FittedTo, NumberFit, fitted_depths, in_float64
 from lfom.prompts.distributions import Distribution
 
 MEMORIES = ("none", "scalar", "pair")
@@ -96,10 +97,9 @@ def gdpp_optima(
     keys = jax.random.split(key, (2, max(prompts // (2 * chunk), 1)))
     draw = jax.jit(lambda one: distribution.quadratics(one, chunk))
     name = fingerprint((distribution, M, np.asarray(jax.random.key_data(keys)), chunk))
-    train, judge = (
-        keep(("spectra", name, which), partial(sampled_spectra, map(draw, half), M, len(half) * chunk))
-        for which, half in enumerate(keys)
-    )
+    halves = [partial(sampled_spectra, map(draw, half), M, len(half) * chunk) for half in keys]
+    train = keep(("spectra", name, max(depths)), lambda: FittedTo.of(halves[0](), max(depths)))
+    judge = keep(("spectra", name), halves[1])
     templates = [template(memory, depth) for depth in range(1, max(depths) + 1)]
     fitted = fitted_depths(templates, train, judge, keep, name)
     return {depth: _scored(fitted[depth - 1], judge, M, keys.shape[1] * chunk) for depth in depths}

@@ -20,7 +20,8 @@ from lfom.core.problems import Quadratic
 from lfom.core.readers import Gradient
 from lfom.core.runs import fingerprint
 from lfom.core.vectors import from_vector, parameters, vector_of
-from lfom.limits.spectral import NumberFit, Spectra, fitted_depths, refitted, sampled_spectra
+from lfom.limits.spectra import Spectra, sampled_spectra
+from lfom.limits.spectral import FittedTo, NumberFit, fitted_depths, refitted
 from lfom.training.state import Phase, Setting, State
 
 # Prompts that are drawn for the numbers; of those that say little a part is used. At four layers a few prompts of a million
@@ -85,12 +86,9 @@ def spectral_state(
     for run in range(setting.source.runs):
         judges = prompts // (5 if known else 2)  # among many starts, and of the result
         asked = [(run, which, many, matrices[run]) for which, many in enumerate((prompts, judges))]
-        names = tuple(("spectra", drawn_from, *own[:3], fingerprint(own[3])) for own in asked)
-        train, judge = (
-            setting.keep(name, partial(_drawn, setting, state, *own))
-            for name, own in zip(names, asked, strict=True)
-        )
-
+        names = tuple(("spectra", drawn_from, *own[:3], fingerprint(own[3]), max(depths)) for own in asked)
+        train = setting.keep(names[0], partial(_fitted_to, setting, state, *asked[0]))
+        judge = setting.keep(names[1], partial(_drawn, setting, state, *asked[1]))
         from_all_starts = partial(fitted_depths, templates, train, judge, setting.keep, names)
         known = [refitted(one, train) for one in known] or from_all_starts()
         found = [_log_loss(one, judge) for one in known]
@@ -134,6 +132,10 @@ def _drawn(setting: Setting, state: State, run: int, which: int, many: int, M: n
     numbers = range(max(many // CHUNK, 1))
     chunks = (_draw(source, jnp.asarray(run), key, jnp.asarray(i)) for i in numbers)
     return sampled_spectra(chunks, M, len(numbers) * CHUNK)
+
+
+def _fitted_to(setting: Setting, *asked: Any) -> FittedTo:
+    return FittedTo.of(_drawn(setting, *asked), max(setting.depths))
 
 
 def _vector(template: Any, found: Method, M: np.ndarray) -> np.ndarray:
