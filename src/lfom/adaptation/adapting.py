@@ -37,7 +37,7 @@ from lfom.core.checks import InputError
 from lfom.core.kernels import Kernel, check_semidefinite
 from lfom.core.methods import Algorithm, Mixture, a_method
 from lfom.core.parameters import check_dimension, shapes, sizes
-from lfom.core.problems import Problem, Quadratic
+from lfom.core.problems import Problem, Quadratic, gram_of
 from lfom.core.runs import PerRun, by_run, common_runs, each_run
 from lfom.core.states import common
 from lfom.core.threads import in_threads
@@ -166,9 +166,7 @@ def adapt(
 def _adapt_prompts(model: Mixture, X: Any, y: Any, size: int, steps: int) -> tuple[Array, ...]:
     """Gates (heads, ..., prompts), and the held-out context errors before and after, of each prompt."""
     X, y = jnp.moveaxis(X, 0, -1), jnp.moveaxis(y, 0, -1)
-    n = X.shape[0]
-    gram, moment = jnp.sum(X[:, :, None] * X[:, None], axis=0) / n, jnp.sum(X * y[:, None], axis=0) / n
-    adapted = PerPrompt(model, steps).adapted(Quadratic(gram, moment))
+    adapted = PerPrompt(model, steps).adapted(Quadratic(*gram_of(X, y)))
     before, after = context_error(model, X, y, size), context_error(adapted, X, y, size)
     return _kept(model, adapted.gates, before, after)
 
