@@ -179,7 +179,7 @@ def gates_for(model: Mixture, question: Problem, steps: Any) -> Array:
 
 def _levenberg_marquardt(residual: Any, start: Float[Array, "p *prompts"], steps: Any) -> Array:
     """Each prompt by itself. One pass per step: derivatives are taken at the candidate, and kept
-    if it is better."""
+    if it is better. Compiled, and with prompts last: `core/damped.py` is NumPy's."""
     p, prompts, dtype = start.shape[0], start.shape[1:], start.dtype
     units = jnp.eye(p, dtype=dtype)
     eye = pad_axes(units, 2 + len(prompts))
