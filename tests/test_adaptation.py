@@ -154,6 +154,17 @@ def test_both_views_and_one_prompt_alone_choose_the_same_gates(x64: None) -> Non
     np.testing.assert_allclose(single.model.gates, found.model.gates[:, 1], rtol=1e-6)
 
 
+def test_one_prompt_of_several_runs_has_no_axis_of_prompts() -> None:
+    prompts = make_batch(0, 2, N, D, noise=0.1)
+    one, other = (jax.tree.map(lambda a, i=i: a[i], prompts) for i in range(2))
+    model = mixture(heads(prompts))
+    shared = adapt(PerRun([model, model]), one, setting="per prompt").model
+    own = adapt(model, [one, other], setting="per prompt").model
+    assert shared[1].gates.shape == own[1].gates.shape == (2,)
+    np.testing.assert_array_equal(shared[1].gates, own[0].gates)
+    np.testing.assert_array_equal(own[1].gates, adapt(model, other, setting="per prompt").model.gates)
+
+
 def test_gates_go_with_their_prompt_in_both_views(x64: None) -> None:
     prompts = make_batch(0, 3, N, D, noise=0.1)
     gates = np.random.default_rng(0).uniform(0, 1, (2, 3))

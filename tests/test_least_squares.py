@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from lfom import LeastSquares
+from lfom.core.damped import damped_step, next_damping
 from tests.one_number import Moody, asking_for, numbers
 
 RUNS, CHUNK = 64, 8
@@ -70,3 +71,19 @@ def test_steps_do_not_depend_on_the_scale_of_the_problem(gamma: str | None, size
     options: Any = {} if gamma is None else {"memory": "bank", "gamma": gamma}
     found = numbers(asking_for(jnp.ones(20), size), LeastSquares(hold_out=0.0, passes=(1, 1)), **options)
     np.testing.assert_allclose(size * found, 1, rtol=1e-3)
+
+
+def test_damped_steps_of_a_batch_are_those_of_each_system() -> None:
+    rng = np.random.default_rng(0)
+    J, r, damping = rng.normal(size=(3, 6, 4)), rng.normal(size=(3, 6)), np.array([1e-3, 0.1, 10.0])
+    J[:, :, 3] = 0  # nothing depends on it
+    normal, slope = np.swapaxes(J, -1, -2) @ J, np.einsum("bki,bk->bi", J, r)
+    found = damped_step(normal, slope, damping)
+    for i in range(3):
+        damped = normal[i] + damping[i] * np.diag(np.diag(normal[i]))
+        np.testing.assert_allclose(found[i, :3], -np.linalg.solve(damped[:3, :3], slope[i, :3]), rtol=1e-10)
+        np.testing.assert_allclose(damped_step(normal[i], slope[i], damping[i]), found[i], rtol=1e-12)
+    np.testing.assert_array_equal(found[:, 3], 0)
+    np.testing.assert_allclose(
+        next_damping(damping, np.array([True, False, True])), damping * [1 / 3, 4, 1 / 3]
+    )

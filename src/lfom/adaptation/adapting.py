@@ -36,9 +36,8 @@ from lfom.core.arrays import as_array
 from lfom.core.checks import InputError
 from lfom.core.kernels import Kernel, check_semidefinite
 from lfom.core.methods import Algorithm, Mixture, a_method
-from lfom.core.parameters import check_dimension, leaves, sizes
-from lfom.core.parameters import kinds as kinds_of
-from lfom.core.problems import Problem, Quadratic
+from lfom.core.parameters import check_dimension, shapes, sizes
+from lfom.core.problems import Problem, Quadratic, gram_of
 from lfom.core.runs import PerRun, by_run, common_runs, each_run
 from lfom.core.states import common
 from lfom.core.threads import in_threads
@@ -139,7 +138,8 @@ def adapt(
     runs = common_runs(model=model, prompts=prompts)
     models = [one.as_algorithm() for one in each_run(model, runs)]  # what was learned is of others
     check_constants(models)
-    given = _stacked(each_run(prompts, runs))
+    each = [replace(checked(one), weights=None) for one in each_run(prompts, runs)]
+    given = _stacked(each)
     _has_kinds(models[0], kinds, setting)
     check_dimension(models[0], given.X.shape[-1])
     if seconds is not None:
@@ -151,15 +151,13 @@ def adapt(
                 "seconds is no budget per prompt, which is one compiled call: limit it with steps."
             )
         most = STEPS if steps is None else checks.count("steps", steps, 0)
-        found = _per_prompt(models, given, folds, most)
+        found = _per_prompt(models, given, folds, most, each[0].batched)
     else:
         budget = Budget(SHARED_STEPS if steps is None else checks.count("steps", steps), seconds)
         found = _shared(models, given, setting == "labelled", kinds, folds, budget, watch)
     adapted, before, after, kept, taken, history = found
-    shared = by_run(prompts) is None
-    result: Any = adapted[0] if shared and by_run(model) is None else PerRun(adapted)
-    if setting == "per prompt" and shared and not prompts.batched:  # one prompt: no axis of prompts
-        result = with_gates(result, result.gates[..., 0])
+    single = by_run(prompts) is None and by_run(model) is None
+    result: Any = adapted[0] if single else PerRun(adapted)
     spent = time.perf_counter() - begun
     return Adaptation(result, setting, kinds, given.X.shape[1], before, after, kept, taken, spent, history)
 
@@ -168,9 +166,7 @@ def adapt(
 def _adapt_prompts(model: Mixture, X: Any, y: Any, size: int, steps: int) -> tuple[Array, ...]:
     """Gates (heads, ..., prompts), and the held-out context errors before and after, of each prompt."""
     X, y = jnp.moveaxis(X, 0, -1), jnp.moveaxis(y, 0, -1)
-    n = X.shape[0]
-    gram, moment = jnp.sum(X[:, :, None] * X[:, None], axis=0) / n, jnp.sum(X * y[:, None], axis=0) / n
-    adapted = PerPrompt(model, steps).adapted(Quadratic(gram, moment))
+    adapted = PerPrompt(model, steps).adapted(Quadratic(*gram_of(X, y)))
     before, after = context_error(model, X, y, size), context_error(adapted, X, y, size)
     return _kept(model, adapted.gates, before, after)
 
@@ -195,8 +191,9 @@ def _kept(model: Mixture, gates: Array, before: Array, after: Array) -> tuple[Ar
     return jnp.where(better, gates, own), before, jnp.where(better, after, before), better
 
 
-def _per_prompt(models: list[Mixture], given: Prompt, folds: int | None, steps: int) -> Found:
-    """Runs, and parts of many prompts, side by side on all devices: one such call keeps one core busy."""
+def _per_prompt(models: list[Mixture], given: Prompt, folds: int | None, steps: int, batched: bool) -> Found:
+    """Runs, and parts of many prompts, side by side on all devices: one such call keeps one core busy. Gates of a prompt
+    that is no batch have no axis of prompts."""
     (runs, prompts, n), view = given.X.shape[:3], _view(models[0], given)
     size = fold_size(n, min(n, PER_PROMPT_FOLDS) if folds is None and n > 1 else folds)
     cuts = max(n for n in (1, 2, 4) if n == 1 or (prompts >= n * THREADED and prompts % n == 0))
@@ -216,7 +213,8 @@ def _per_prompt(models: list[Mixture], given: Prompt, folds: int | None, steps: 
         [np.concatenate(pieces, axis=-1) for pieces in zip(*found[first : first + cuts], strict=True)]
         for first in range(0, len(found), cuts)
     ]
-    adapted = [with_gates(model, as_array(own[0])) for model, own in zip(models, of_runs, strict=True)]
+    gates = [as_array(own[0] if batched else own[0][..., 0]) for own in of_runs]
+    adapted = [with_gates(*own) for own in zip(models, gates, strict=True)]
     before, after, kept = np.asarray([[row.mean(dtype=np.float64) for row in own[1:]] for own in of_runs]).T
     return adapted, before, after, kept, steps, ()
 
@@ -280,7 +278,7 @@ def _shared(
 ) -> Found:
     (prompts, n), template = given.X.shape[1:3], models[0]
     view = _view(template, given), template.kernel
-    trained = sum(leaf.array.size for leaf in leaves(template) if leaf.kind in kinds)  # fitted, or chosen
+    trained = sum(leaf.array.size for leaf in shapes(template) if leaf.kind in kinds)  # fitted, or chosen
     few = ENOUGH <= prompts < MANY * trained
     fitted = prompts - round(JUDGED * prompts) if few else prompts
     fit_on, judge_on = slice(0, fitted), slice(fitted if few else 0, prompts)
@@ -322,27 +320,27 @@ def _names(train: Any) -> Any:
 
 
 def _stacked(prompts: list[Prompt]) -> Prompt:
-    """The checked prompts with axes of runs and prompts: X (runs, prompts, n, d), and so on."""
-    whole = [replace(checked(one), weights=None) for one in prompts]
-    whole = [one if one.batched else jax.tree.map(lambda a: a[None], one) for one in whole]
-    return jax.tree.map(lambda *own: np.stack([np.asarray(a) for a in own]), *whole)
+    """The prompts of every run with axes of runs and prompts, on the host: X (runs, prompts, n, d), and so on."""
+    lead = () if prompts[0].batched else (None,)
+    return jax.tree.map(lambda *own: np.stack([np.asarray(a)[lead] for a in own]), *prompts)
 
 
 def _has_kinds(model: Any, kinds: tuple[str, ...], setting: str) -> None:
     known_kinds(model, kinds)
-    if "gates" in kinds and "gates" not in kinds_of(model):
+    said = shapes(model)
+    if "gates" in kinds and not any(leaf.kind == "gates" for leaf in said):
         raise InputError(no_gates(model))
     if setting == "per prompt" and set(kinds) != {"gates"}:
         raise InputError(
             f"train is {list(kinds)}: per prompt only gates are adapted, since a context has few labels. "
             "Pass train=('gates',), or another setting."
         )
-    if setting != "labelled" and "tokens" in sizes(model):
+    if setting != "labelled" and any("tokens" in leaf.axes for leaf in said):
         raise InputError(
             f"this model has a number for every token of its context, so no token can be held out, as {setting!r} "
             "does. Adapt it with setting='labelled'."
         )
-    if any(leaf.per_prompt and leaf.kind == "gates" for leaf in leaves(model)):
+    if any(leaf.per_prompt and leaf.kind == "gates" for leaf in said):
         raise InputError("the model has gates per prompt already: adapt the one that it came from.")
     if set(kinds) != {"gates"}:
         parameters(model, kinds)  # refuses what this model does not have

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 
 from lfom.core.checks import InputError, count
 from lfom.core.methods import Algorithm
-from lfom.core.problems import Quadratic
+from lfom.core.problems import Quadratic, gram_of
 from lfom.core.unroll import last_residual
 from lfom.prompts.prompt import Prompt
 
@@ -70,21 +70,20 @@ def hold_out(
     folds = -(-n // size)
     if chosen is None:
         chosen = jnp.arange(folds).reshape(folds, *(1 for _ in prompts))
-    # As sums of products: an einsum with prompts last becomes a slow batched product.
-    gram, moment = jnp.sum(X[:, :, None] * X[:, None], axis=0), jnp.sum(X * y[:, None], axis=0)
+    gram, moment = gram_of(X, y)
     empty = folds * size - n
     X = jnp.pad(X, [(0, empty)] + [(0, 0)] * (X.ndim - 1)).reshape(folds, size, d, *prompts)
     y = jnp.pad(y, [(0, empty)] + [(0, 0)] * (y.ndim - 1)).reshape(folds, size, *prompts)
     X = jnp.take_along_axis(X, chosen[:, None, None], axis=0)
     y = jnp.take_along_axis(y, chosen[:, None], axis=0)
     seen = n - jnp.minimum(size, n - chosen * size).astype(X.dtype)
-    tokens = jnp.moveaxis(X, 2, 0)  # (d, each, size, *prompts)
-    outer = jnp.sum(tokens[:, None] * tokens[None], axis=3)
+    X, y = jnp.moveaxis(X, 0, 2), jnp.moveaxis(y, 0, 1)  # (size, d, each, *prompts)
+    own_gram, own_moment = gram_of(X, y)
     return Quadratic(
-        (gram[:, :, None] - outer) / seen,
-        (moment[:, None] - jnp.sum(tokens * y[None], axis=2)) / seen,
-        jnp.moveaxis(X, 0, 2),
-        jnp.moveaxis(y, 0, 1),
+        (n * gram[:, :, None] - size * own_gram) / seen,
+        (n * moment[:, None] - size * own_moment) / seen,
+        X,
+        y,
     )
 
 

@@ -573,7 +573,9 @@ class Mixture(Algorithm):
         return f"Mixture({len(self.heads)} heads, {self.gating} gates: {heads})"
 
     def as_algorithm(self) -> "Mixture":
-        return self._with(tuple(head.as_algorithm() for head in self.heads))  # type: ignore[misc]
+        heads = tuple(head.as_algorithm() for head in self.heads)
+        same = all(one is own for one, own in zip(heads, self.heads, strict=True))
+        return self if same else self._with(heads)  # type: ignore[arg-type]
 
     def ready(self) -> "Mixture":
         return self._with(tuple(head.ready() for head in self.heads))

@@ -562,15 +562,37 @@ class JointGram(Problem):
         return JointGram(self.context, asks_context=True)
 
 
+Sums = tuple[Float[Array, "d d *prompts"], Float[Array, "d *prompts"]]
+
+
 def gram_of(
-    X: Float[Array, "n d"], y: Float[Array, "n *k"], shares: Float[Array, " n"] | None = None
+    X: Float[Array, "n d *prompts"], y: Float[Array, "n ..."], shares: Float[Array, " n"] | None = None
 ) -> tuple[Array, Array]:
-    """X^T X / n and X^T y / n, in full precision on every device. shares: what every example counts instead of 1 / n."""
+    """X^T X / n and X^T y / n, in full precision on every device. y: (n, *prompts), or of one prompt several labels for
+    each example. shares: what every example of one prompt counts instead of 1 / n."""
     n = X.shape[0]
+    if X.ndim > 2:  # as sums of products: an einsum with prompts last becomes a slow batched product
+        return jnp.sum(X[:, :, None] * X[:, None], axis=0) / n, jnp.sum(X * y[:, None], axis=0) / n
     if shares is None:
         return jnp.matmul(X.T, X, precision=HIGHEST) / n, jnp.matmul(X.T, y, precision=HIGHEST) / n
     counted = (X * shares[:, None]).T
     return jnp.matmul(counted, X, precision=HIGHEST), jnp.matmul(counted, y, precision=HIGHEST)
+
+
+def no_sums(X: Float[Array, "n d *prompts"]) -> Sums:
+    return jnp.zeros((X.shape[1], *X.shape[1:]), X.dtype), jnp.zeros_like(X[0])
+
+
+def add_examples(
+    sums: Sums, X: Float[Array, "n d *prompts"], y: Float[Array, "n *prompts"], first: Any, last: Any
+) -> Sums:
+    """X^T X and X^T y with the examples first .. last - 1 added. A loop, so that X that is drawn in the same program is
+    drawn once: in sums every product would draw its factors again (ten times slower)."""
+
+    def add(i: Array, total: Sums) -> Sums:
+        return total[0] + X[i][:, None] * X[i][None], total[1] + X[i] * y[i]
+
+    return jax.lax.fori_loop(first, last, add, sums)
 
 
 class Examples(IterateProblem):

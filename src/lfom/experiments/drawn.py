@@ -10,7 +10,7 @@ from jax import Array
 from jaxtyping import Float, PRNGKeyArray
 
 from lfom.core.arrays import as_array
-from lfom.core.problems import Quadratic
+from lfom.core.problems import Quadratic, add_examples, no_sums
 from lfom.prompts.distributions import Distribution
 from lfom.prompts.prompt import Prompt
 from lfom.prompts.shifts import RandomScale
@@ -53,13 +53,7 @@ class Drawn(Distribution):
         X, y, w = self._draw(key, count, self.most)
         seen = (jnp.arange(self.most) < self.length)[:, None]
         X, y = X * seen[:, None], y * seen
-
-        def add(i: Array, total: tuple[Array, Array]) -> tuple[Array, Array]:
-            return total[0] + X[i][:, None] * X[i][None], total[1] + X[i] * y[i]
-
-        # A loop, so that X is drawn once: as sums, every product would draw its factors again (ten times slower).
-        zero = (jnp.zeros((self.dimension, self.dimension, count), X.dtype), jnp.zeros_like(X[0]))
-        gram, moment = (a / self.length for a in jax.lax.fori_loop(0, self.most, add, zero))
+        gram, moment = (a / self.length for a in add_examples(no_sums(X), X, y, 0, self.most))
         probe = jnp.concatenate([self.root, self.mean[None]])  # its rows' squares add up to E[x x^T]
         return drawn_once(Quadratic(gram, moment, probe, _product(probe, w)))
 

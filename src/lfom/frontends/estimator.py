@@ -83,6 +83,7 @@ class InContextRegressor(RegressorMixin, BaseEstimator):
         """Through the Gram matrix, whose shape does not depend on n: one compiled program serves
         every number of samples."""
         n, d = X.shape
+        # By NumPy: core's gram_of would be compiled for every n.
         A, b = X.T @ X / n + self.ridge * np.eye(d), X.T @ y / n
         with jax.enable_x64(True):  # scikit-learn computes in float64 whatever JAX's setting is
             method, steps, tolerance = self.method, self.steps, self.tolerance

@@ -20,6 +20,7 @@ from lfom.core.memories import Bank, Conjugate, Forget, Register
 from lfom.core.methods import Method
 from lfom.core.parameters import dimension
 from lfom.core.preconditioners import Full, Identity, One, Preconditioner
+from lfom.core.problems import gram_of
 from lfom.core.readers import Gradient
 from lfom.prompts.prompt import Prompt, checked
 
@@ -289,7 +290,7 @@ def ridge(prompt: Prompt, penalty: Any) -> Array:
     prompt, penalty = checked(prompt).linear(), checks.positive("penalty", penalty)
 
     def solve(X: Array, y: Array) -> Array:
-        n, d = X.shape
-        return jnp.linalg.solve(X.T @ X / n + penalty * jnp.eye(d, dtype=X.dtype), X.T @ y / n)
+        gram, moment = gram_of(X, y)
+        return jnp.linalg.solve(gram + penalty * jnp.eye(len(gram), dtype=X.dtype), moment)
 
     return jax.vmap(solve)(prompt.X, prompt.y) if prompt.batched else solve(prompt.X, prompt.y)

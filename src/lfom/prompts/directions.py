@@ -15,7 +15,7 @@ from jaxtyping import Float, PRNGKeyArray
 
 from lfom.core import checks
 from lfom.core.arrays import as_array, matvec
-from lfom.core.problems import Quadratic
+from lfom.core.problems import Quadratic, add_examples, no_sums
 from lfom.prompts.distributions import Distribution, LinearRegression, Prior, asked, chi_square
 from lfom.prompts.prompt import Prompt
 
@@ -75,14 +75,8 @@ class Directed(Distribution):
         """Examples are drawn and reduced to Gram matrices; the query is averaged out."""
         count = asked(key, count, self.dimension * self.context)
         X, noise, w = _draw(self, key, count, self.context)
-
-        def add(i: Array, total: tuple[Array, Array]) -> tuple[Array, Array]:
-            return total[0] + X[i][:, None] * X[i][None], total[1] + X[i] * noise[i]
-
-        # A loop, so that X is drawn once: in sums every product would draw its factors again.
-        zero = (jnp.zeros((self.dimension, self.dimension, count), X.dtype), jnp.zeros_like(X[0]))
         n = jnp.asarray(self.context, X.dtype)
-        gram, scatter = (a / n for a in jax.lax.fori_loop(0, self.context, add, zero))
+        gram, scatter = (a / n for a in add_examples(no_sums(X), X, noise, 0, self.context))
         root = as_array(self.root)
         return Quadratic(gram, matvec(gram, w) + scatter, root, matvec(root, w))
 

@@ -12,6 +12,7 @@ from jaxtyping import Float
 
 from lfom.core.arrays import as_array
 from lfom.core.compiler import jit_draws
+from lfom.core.damped import damped_step
 from lfom.core.problems import Problem
 from lfom.core.threads import in_threads
 from lfom.core.unroll import last_answer, last_residual
@@ -169,12 +170,5 @@ class Direct:
 
 def damped_steps(normal: np.ndarray, slope: np.ndarray, damping: tuple[float, ...]) -> np.ndarray:
     """Candidate steps (runs, depths, 1 + c, p): none at all first, then one per damping."""
-    *batch, p = slope.shape
-    diagonal = np.einsum("...ii->...i", normal)
-    scale = np.sqrt(np.where(diagonal > 0, diagonal, 1.0))
-    unit = normal / scale[..., :, None] / scale[..., None, :]
-    steps = [np.zeros((*batch, p))]
-    for value in damping:
-        system = unit + value * np.eye(p)
-        steps.append(-np.linalg.solve(system, (slope / scale)[..., None])[..., 0] / scale)
-    return np.stack(steps, axis=-2)
+    steps = [damped_step(normal, slope, value) for value in damping]
+    return np.stack([np.zeros_like(slope), *steps], axis=-2)

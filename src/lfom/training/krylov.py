@@ -18,6 +18,7 @@ from jax import Array
 from jaxtyping import Float
 
 from lfom.core.arrays import default_dtype, matmat, transpose
+from lfom.core.damped import damped_step, next_damping
 from lfom.core.parameters import kinds
 from lfom.core.problems import Quadratic
 from lfom.core.threads import in_threads
@@ -29,6 +30,7 @@ from lfom.training.state import Setting
 WIDER = 1.5  # h over the mean largest eigenvalue
 FLOOR = 1e-8  # of the metric in c, relative: sums in float32 are not better than this
 TINY = 1e-30  # a step into the complex plane
+LEAST_DAMPING = 1e-9  # several numbers may do the same to c
 IDLE = 7  # steps without a gain that end a fit: so far from a minimum its damping has to grow first
 EXACT = 1e-9  # so near to the coefficients asked for, relative to them, nothing more is looked for
 KNOWN = 4  # models whose coefficients are remembered: those before and after a step, and what was tried
@@ -290,7 +292,7 @@ class Krylov:
         metrics, targets, ratios = [], [], []
         for value in damping:
             if self._moves:
-                damped = MM + value * _diagonal(MM)
+                damped = MM + value * _diagonal(MM)  # no `damped_step`: c, which is eliminated, is not damped
                 ratio = solve(damped, np.concatenate([Mc, gM[..., None]], axis=-1))  # of M to c, and alone
                 metric = cc - np.swapaxes(Mc, -1, -2) @ ratio[..., :-1]
                 pull = gc - (np.swapaxes(Mc, -1, -2) @ ratio[..., -1:])[..., 0]
@@ -324,15 +326,13 @@ class Krylov:
         damping, idle = np.full(free.shape[:-1], 1e-3), np.zeros(free.shape[:-1], int)
         for _ in range(INNER):
             J = root @ slopes
-            normal = np.swapaxes(J, -1, -2) @ J
-            floor = np.trace(normal, axis1=-2, axis2=-1)[..., None, None] * 1e-9 * np.eye(free.shape[-1])
-            damped = normal + damping[..., None, None] * (_diagonal(normal) + floor) + floor
-            trial = free - np.linalg.solve(damped, np.swapaxes(J, -1, -2) @ error[..., None])[..., 0]
+            normal, slope = np.swapaxes(J, -1, -2) @ J, (np.swapaxes(J, -1, -2) @ error[..., None])[..., 0]
+            trial = free + damped_step(normal, slope, np.maximum(damping, LEAST_DAMPING))
             new_slopes, new_c = self._coefficients(vectors, trial)
             new_error = (root @ (new_c - target)[..., None])[..., 0]
             before, after = np.sum(error**2, axis=-1), np.sum(new_error**2, axis=-1)
             better = after < before  # False where it is not a number
-            damping = np.where(better, damping / 3, damping * 4)
+            damping = next_damping(damping, better)
             free = np.where(better[..., None], trial, free)
             error = np.where(better[..., None], new_error, error)
             slopes = np.where(better[..., None, None], new_slopes, slopes)

@@ -22,7 +22,7 @@ from lfom.core.checks import InputError
 from lfom.core.compiler import jit_draws
 from lfom.core.kernels import check_semidefinite
 from lfom.core.parameters import rebuilt
-from lfom.core.problems import JointGram, Problem, Quadratic
+from lfom.core.problems import JointGram, Problem, Quadratic, add_examples, no_sums
 from lfom.core.threads import in_threads
 from lfom.core.unroll import last_residual
 from lfom.core.words import brief
@@ -200,19 +200,14 @@ def _draw(source: Any, key: Array, index: Array, run: Array, count: int, average
 def _grams(drawn: Asked, contexts: Array, work: Work) -> Array:
     """Gram matrices and moments as running sums: between two numbers of examples only those between are added."""
     X, y = jnp.moveaxis(drawn.prompts.X, 0, -1), drawn.prompts.y.T
-    _, d, prompts = X.shape
-
-    def add(i: Array, sums: tuple[Array, Array]) -> tuple[Array, Array]:
-        return sums[0] + X[i][:, None] * X[i][None], sums[1] + X[i] * y[i]
 
     def one(carry: Any, k: Array) -> tuple[Any, Array]:
         before, sums = carry
-        sums = jax.lax.fori_loop(before, k, add, sums)
+        sums = add_examples(sums, X, y, before, k)
         gram, moment = (total / k.astype(X.dtype) for total in sums)
         return (k, sums), work(Quadratic(gram, moment, drawn.probe, drawn.target))
 
-    zero = jnp.zeros((d, d, prompts), X.dtype), jnp.zeros((d, prompts), X.dtype)
-    return jax.lax.scan(one, (jnp.zeros_like(contexts[0]), zero), contexts)[1]
+    return jax.lax.scan(one, (jnp.zeros_like(contexts[0]), no_sums(X)), contexts)[1]
 
 
 def _joints(drawn: Asked, contexts: Array, work: Work) -> Array:
