@@ -606,6 +606,8 @@ LONGEST = (  # the longest first
     check_soft_gating,
     check_spectral,
     check_proposition_1,
+    check_heads_collapse,
+    check_proposition_2_diagonal,
     check_preconditioned_cgd,
 )
 WORST_CASES = (check_worst_gradient_descent, check_worst_ogm, check_worst_item, check_worst_silver)
