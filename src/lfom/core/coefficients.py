@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jaxtyping import Float
 
@@ -122,7 +123,8 @@ class Pair(Coefficient):
         return Pair(context, query)
 
     def on_tokens(self, direction: Array) -> Array:
-        columns = jnp.full(direction.shape[1], self.context).at[-1].set(self.query)
+        last = direction.shape[1] - 1
+        columns = jnp.where(np.arange(last + 1) < last, self.context, self.query)
         return columns * direction
 
     def on_iterates(self, direction: Direction) -> Direction:

@@ -54,13 +54,13 @@ class LinkTokens(Problem):
 
     def seen(self, state: Array) -> Array:
         """What attention sees, (d+1, n+1)."""
-        return state[:-1].at[-1].add(-self.link.mean(state[-1]))
+        return jnp.vstack([state[:-2], state[-2] - self.link.mean(state[-1])])
 
     def start(self, *, splits: bool, moves_covariates: bool) -> Array:
         return self.Z_0
 
     def move(self, state: Array, step: Array) -> Array:
-        return state.at[:-2].add(step[:-1]).at[-1].add(-step[-1])
+        return state + jnp.vstack([step[:-1], jnp.zeros_like(step[0]), -step[-1]])
 
     def read(self, reader: Any, state: Array) -> Array:
         return read_tokens(reader, self.seen(state), self)

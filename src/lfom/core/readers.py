@@ -17,6 +17,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float
 
@@ -29,16 +30,24 @@ from lfom.core.states import Columns, Direction, Iterate, Track, common_views, n
 from lfom.core.words import brief
 
 
+def _mask(Z: Array) -> np.ndarray:
+    """The diagonal of M: it leaves out the query. A constant, as `.at[-1].set(0)` is a scatter, which compiles slowly."""
+    return (np.arange(Z.shape[1]) < Z.shape[1] - 1).astype(Z.dtype)
+
+
+def _label_row(labels: Array, Z: Array) -> Array:
+    """A direction in which labels change and covariates do not."""
+    return jnp.pad(labels[None].astype(Z.dtype), ((Z.shape[0] - 1, 0), (0, 0)))
+
+
 def attention(P: Array, Q: Array, Z: Array) -> Array:
     """Attn_{P,Q}(Z) = P Z M (Z^T Q Z), the mask M leaving out the query (equation eq:attention)."""
-    mask = jnp.ones(Z.shape[1], Z.dtype).at[-1].set(0)
-    return P @ (Z * mask) @ (Z.T @ Q @ Z)
+    return P @ (Z * _mask(Z)) @ (Z.T @ Q @ Z)
 
 
 def softmax_attention(W_v: Array, W_k: Array, W_q: Array, Z: Array) -> Array:
     """Attn_smax(Z) = W_v Z M smax(Z^T W_k^T W_q Z), softmax over each column."""
-    mask = jnp.ones(Z.shape[1], Z.dtype).at[-1].set(0)
-    return W_v @ (Z * mask) @ jax.nn.softmax(Z.T @ W_k.T @ W_q @ Z, axis=0)
+    return W_v @ (Z * _mask(Z)) @ jax.nn.softmax(Z.T @ W_k.T @ W_q @ Z, axis=0)
 
 
 class Reader(eqx.Module):
@@ -366,7 +375,7 @@ class KernelAttention(Reader):
         assert self.weights is not None
         read = self.weights.between(X[:-1], X)
         scale = self.A.matrix(1)[0, 0] / labels.shape[0]
-        return jnp.zeros_like(Z).at[-1].set(-scale * (labels @ read))
+        return _label_row(-scale * (labels @ read), Z)
 
     def on_kernel(self, state: Iterate, problem: Any) -> Direction:
         return _along(state, self.A.transposed_times, None)
@@ -396,7 +405,7 @@ class LabelAttention(Reader):
     def on_tokens(self, Z: Array, problem: Any) -> Array:
         inner = self.sharpness * (Z[:-1, :-1].T @ Z[:-1])
         shares = jax.nn.relu(inner) / inner.shape[0] if self.form == "relu" else jax.nn.softmax(inner, axis=0)
-        return jnp.zeros_like(Z).at[-1].set(-self.A.matrix(1)[0, 0] * (Z[-1, :-1] @ shares))
+        return _label_row(-self.A.matrix(1)[0, 0] * (Z[-1, :-1] @ shares), Z)
 
     def begin(self, scales: Float[Array, " depth"]) -> "LabelAttention":
         return LabelAttention(self.A.begin(scales), self.sharpness, self.form)  # type: ignore[call-arg,arg-type]
@@ -424,9 +433,14 @@ def _along(state: Iterate, precondition: Callable[[Array], Array], K: Array | No
 
 def _sparse(A: Array, B: Array, dtype: Any) -> tuple[Array, Array]:
     """P = diag(B, 1) and Q = -diag(A, 0)."""
-    d, prompts = A.shape[0], jnp.broadcast_shapes(A.shape[2:], B.shape[2:])
-    zero = jnp.zeros((d + 1, d + 1, *prompts), dtype)
-    return zero.at[:d, :d].set(B).at[d, d].set(1), zero.at[:d, :d].set(-A)
+    d, prompts = B.shape[0], B.ndim - 2
+    corner = np.diag(np.arange(d + 1) == d).reshape(d + 1, d + 1, *(1,) * prompts)
+    return _one_more(B, dtype) + corner.astype(dtype), _one_more(-A, dtype)
+
+
+def _one_more(matrix: Array, dtype: Any) -> Array:
+    """With a row and a column of zeros for the labels."""
+    return jnp.pad(matrix.astype(dtype), [(0, 1), (0, 1)] + [(0, 0)] * (matrix.ndim - 2))
 
 
 class Jacobi(Reader):

@@ -54,9 +54,11 @@ def trace(
         return first, carry[0], jax.tree.map(lambda *rows: jnp.stack(rows), *seen)
 
     # Parameters may be more precise than the problem: then the states are, too.
-    one = jax.tree.map(lambda a: a[0], numbers)
-    shapes = jax.eval_shape(lambda s: layer(begin(s, depth), one, 0)[0][0], first)
-    first = jax.tree.map(lambda a, to: jnp.broadcast_to(a, to.shape).astype(to.dtype), first, shapes)
+    one, carry = jax.tree.map(lambda a: a[0], numbers), begin(first, depth)
+    shapes = jax.eval_shape(lambda carry: layer(carry, one, 0)[0][0], carry)
+    if _types(first) != _types(shapes):
+        first = jax.tree.map(lambda a, to: jnp.broadcast_to(a, to.shape).astype(to.dtype), first, shapes)
+        carry = begin(first, depth)
 
     def body(carry: Any, now: Any) -> tuple[Any, Any]:
         return layer(carry, *now)
@@ -65,17 +67,25 @@ def trace(
         algorithm.moves_covariates
     ):  # on the way back its layers are computed again: what they would keep is larger
         body = jax.checkpoint(body, prevent_cse=False)
-    (last, _), seen = jax.lax.scan(body, begin(first, depth), (numbers, jnp.arange(depth)))
+    (last, _), seen = jax.lax.scan(body, carry, (numbers, jnp.arange(depth)))
     return first, last, seen
 
 
-def unroll(algorithm: Algorithm, problem: Problem, active: Active | None = None) -> Float[Array, "steps ..."]:
+def _types(tree: Any) -> list[Any]:
+    return [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree)]
+
+
+def unroll(
+    algorithm: Algorithm, problem: Problem, active: Active | None = None, *, loop: bool = False
+) -> Float[Array, "steps ..."]:
     """The answers of `algorithm` on `problem` after 0, 1, ..., depth steps.
 
     On tokens an answer is the prediction, on iterates it is w. `active` multiplies the step of each layer:
-    models of several depths then run as one batch.
+    models of several depths then run as one batch. loop: see `trace`.
     """
-    first, _, answers = trace(algorithm, problem, active, lambda state, past: problem.readout(state))
+    first, _, answers = trace(
+        algorithm, problem, active, lambda state, past: problem.readout(state), loop=loop
+    )
     return jnp.concatenate([problem.readout(first)[None], answers])
 
 

@@ -7,9 +7,9 @@ import numpy as np
 
 from lfom.core.runs import PerRun
 from lfom.experiments.experiment import Experiment
-from lfom.experiments.gdpp import optimum_methods
+from lfom.experiments.gdpp import NEUMANN, optimum_methods
 from lfom.experiments.rows import by_depth, curve_rows, run_rows
-from lfom.experiments.statistics import Claims, compare, difference
+from lfom.experiments.statistics import Claims, Finding, compare, difference, distance_to_identity
 from lfom.experiments.workbench import Outcome, Workbench, kept
 from lfom.methods.memformer import memformer
 from lfom.training import Adam, Fit, LeastSquares, fit
@@ -89,6 +89,9 @@ class FreeAttention(Experiment):
             found_form or [False],
             "; ".join(words),
         )
+        claims.add(
+            "gdpp-b-neumann-converged", f"{NEUMANN[:-1]}, at convergence.", _neumann(fits[FREE], data), "3.3"
+        )
         with_bank, bank_best = found[BANK, "converged"], found[BEST[BANK], "none"]
         claims.test(
             "free-attention-bank",
@@ -144,6 +147,26 @@ def distances(fitted: Fit, data: PerRun, depth: int) -> tuple[np.ndarray, np.nda
             Q_w[0][:, -1] = 0
         Q_far.append(max(_to_blocks(Q, corner=0.0) for Q in Q_w))
     return np.asarray(P_far), np.asarray(Q_far)
+
+
+def _neumann(fits: dict[int, Fit], data: PerRun) -> Finding:
+    """P is free in linear attention with any P and Q: its upper block is B."""
+    found = []
+    for depth in (2, 3):
+        for run in range(fits[depth].runs):
+            root = np.asarray(data[run].root)
+            for P in np.asarray(fits[depth].model(run).reader.P)[
+                : depth - 1
+            ]:  # the last layer's is never read
+                found.append(distance_to_identity(np.linalg.inv(root).T @ P[:-1, :-1] @ root.T))
+    median, most = np.median(found), max(found)
+    return Finding(
+        "B of linear attention with any P and Q, two and three layers, is a multiple of the identity in whitened "
+        "coordinates: distance (Appendix D) below 0.1 in the median run and layer",
+        [bool(median < 0.1)],
+        f"distance {median:.3f} in the median, {most:.2f} at most, over {len(found)} matrices, runs that end in another "
+        "valley included (a random matrix has about 0.9)",
+    )
 
 
 def _to_blocks(matrix: np.ndarray, corner: float | None = None) -> float:

@@ -8,6 +8,7 @@ from lfom.experiments.workbench import Workbench, kept
 from lfom.limits.gdpp import FittedOptimum, gdpp_optima, with_matrix
 
 DEEPEST = 4
+NEUMANN = "B acts like a truncated Neumann series of the inverse of the Hessian."  # a claim of the paper
 
 
 @kept

@@ -4,9 +4,8 @@ import numpy as np
 
 from lfom.core.parameters import at_layer
 from lfom.core.runs import PerRun
-from lfom.experiments import free_attention
 from lfom.experiments.experiment import Experiment
-from lfom.experiments.gdpp import optimum_methods
+from lfom.experiments.gdpp import NEUMANN, optimum_methods
 from lfom.experiments.rows import Curves, by_depth, curve_rows
 from lfom.experiments.statistics import (
     Claims,
@@ -80,13 +79,9 @@ class RewrittenCovariates(Experiment):
             f"a GD++ layer takes about {gdpp} operations, a CGD step {cg}: two layers pay for {steps} CGD "
             f"steps, and CGD solves these problems in {d}. GD++ with two layers: {two.log_loss:.2f}.",
         )
-        text = "B acts like a truncated Neumann series of the inverse of the Hessian."
-        if "paper" in bench.trainings:
-            claims.add("gdpp-b-neumann", text, _neumann(bench, data))
+        if "paper" in bench.trainings:  # at convergence: free_attention, where B is free
+            claims.add("gdpp-b-neumann", NEUMANN, _neumann(bench, data))
         if "converged" in bench.trainings:
-            claims.add(
-                "gdpp-b-neumann-converged", f"{text[:-1]}, at convergence.", _neumann_free(bench, data)
-            )
             self._at_convergence(found, claims)
         main = ["CGD|none", "Preconditioned CGD|none", *keys(trained)]
         main += ["Memformer|published", "Memformer, fresh prompts|published"]
@@ -116,25 +111,6 @@ class RewrittenCovariates(Experiment):
                 f"{told}; optimum {values(best)}",
                 "docs/mathematics.md 5",
             )
-
-
-def _neumann_free(bench: Workbench, data: PerRun) -> Finding:
-    """P is free in linear attention with any P and Q (free_attention): its upper block is B."""
-    found = []
-    for depth in (2, 3):
-        fit = free_attention.trained(bench, free_attention.FREE, depth)
-        for run in range(fit.runs):
-            root = np.asarray(data[run].root)
-            for P in np.asarray(fit.model(run).reader.P)[: depth - 1]:  # the last layer's is never read
-                found.append(distance_to_identity(np.linalg.inv(root).T @ P[:-1, :-1] @ root.T))
-    median, most = np.median(found), max(found)
-    return Finding(
-        "B of linear attention with any P and Q, two and three layers, is a multiple of the identity in whitened "
-        "coordinates: distance (Appendix D) below 0.1 in the median run and layer",
-        [bool(median < 0.1)],
-        f"distance {median:.3f} in the median, {most:.2f} at most, over {len(found)} matrices, runs that end in another "
-        "valley included (a random matrix has about 0.9)",
-    )
 
 
 def _neumann(bench: Workbench, data: PerRun) -> Finding:

@@ -19,6 +19,7 @@ from jaxtyping import Float
 from numpy.polynomial import chebyshev
 
 from lfom.core.arrays import as_array
+from lfom.core.damped import damped_step, next_damping
 from lfom.core.kept import Keep, anew
 from lfom.core.memories import Forget
 from lfom.core.methods import Method
@@ -124,19 +125,16 @@ class NumberFit:
         residual, J = self._residuals(vectors, asked)
         loss = np.sum(residual**2, axis=-1)
         damping, small = np.full(len(vectors), DAMPING), np.zeros(len(vectors), int)
-        eye = np.eye(len(self._index))
         for _ in range(steps):
             normal, slope = np.swapaxes(J, -1, -2) @ J, (residual[:, None] @ J)[:, 0]
-            scale = np.sqrt(np.maximum(np.einsum("...ii->...i", normal), 1e-300))
-            system = normal / scale[..., None] / scale[:, None] + damping[:, None, None] * eye
             trial = vectors.copy()
-            trial[:, self._index] -= np.linalg.solve(system, (slope / scale)[..., None])[..., 0] / scale
+            trial[:, self._index] += damped_step(normal, slope, damping)
             with np.errstate(over="ignore", invalid="ignore"):
                 new_residual, new_J = self._residuals(trial, asked)
                 new = np.sum(new_residual**2, axis=-1)
             better = (new < loss) & (small < 3) & (damping <= 1e8)  # NaN is no gain
             small = np.where(better, np.where(new > (1 - LEAST_GAIN) * loss, small + 1, 0), small)
-            damping = np.where(better, damping / 3, damping * 4)
+            damping = next_damping(damping, better)
             vectors, loss = np.where(better[:, None], trial, vectors), np.where(better, new, loss)
             residual = np.where(better[:, None], new_residual, residual)
             J = np.where(better[:, None, None], new_J, J)

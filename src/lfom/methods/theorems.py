@@ -10,6 +10,9 @@
 True
 """
 
+from typing import Any
+
+import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -108,7 +111,7 @@ def memformer_of(method: Method) -> Method | Mixture:
             "regressions."
         )
     (d,), depth, read = shape, method.layers, reader.A  # type: ignore[attr-defined]
-    M = read.matrix(d)
+    M = _matrix(read, d)
     if "tokens" in memory.views:
         return Method(Gradient(One(M)), memory, depth)
     heads = []
@@ -116,6 +119,12 @@ def memformer_of(method: Method) -> Method | Mixture:
         row = jnp.zeros_like(M).at[:, h].set(M[:, h])  # its transpose reads entry h of M grad R
         heads.append(Method(Gradient(Full(jnp.broadcast_to(row, (depth, d, d)))), scalar_bank(gamma), depth))
     return Mixture(tuple(heads), jnp.ones(d, M.dtype))
+
+
+@eqx.filter_jit
+def _matrix(A: Any, d: int) -> Array:
+    """One program, and not one for each operation."""
+    return A.matrix(d)
 
 
 def gate_to(heads: tuple[Method, ...], chosen: int) -> Mixture:

@@ -37,6 +37,7 @@ from lfom.solving.systems import gauge
 
 MARGIN = 1.05  # of the largest eigenvalue seen, which shared coefficients must contract
 GUARDED = 50  # eigenvalues of a guard
+NO_GUARD = np.zeros(GUARDED)  # blocks that stay zero: the first fit and guarded ones share a program
 ITERATIONS = 150
 ITERATIONS_OF_PARTS = 60  # where each sees a part of the problems: more measured no better
 EQUATIONS = 8_192  # unknowns of all problems that an iteration sees, at least
@@ -163,7 +164,9 @@ class QuadraticLearner(Learner):
             if iterations and self.refinable(structure):
                 reader = fitting.refine_matrix(own.conjugate, self.all, reader, self.steps, members, tick)
             if not own.conjugate:
-                memory = fitting.fit_register(learning, reader, self.steps)
+                memory = fitting.fit_register(
+                    learning, reader, self.steps, _guard(NO_GUARD, 0.0, self.w.dtype)
+                )
         return self.measured(Fitted(reader, memory, np.zeros(0), iterations), fold)
 
     def iterations(self, structure: Structure) -> int:
@@ -195,15 +198,15 @@ class QuadraticLearner(Learner):
         """
         if Method(fit.reader, fit.memory, self.steps).on_eigenvectors is None:
             return fit
-        learning, dtype = self.sample(fold.learning), self.w.dtype
+        learning = self.sample(fold.learning)
         low, high, _ = extreme_eigenvalues(learning.problems, fit.reader)
-        points = as_array(np.linspace(max(low, 1e-3 * high), MARGIN * high, GUARDED, dtype=dtype))
+        points = np.linspace(max(low, 1e-3 * high), MARGIN * high, GUARDED)
         memory = fit.memory
         for weight in np.logspace(-10, 0, 11):
             reach = certify(Method(fit.reader, memory, self.steps)).reach[-1]
             if reach >= MARGIN * high * (1 - 1e-6):
                 break
-            guard = Guard(points, as_array(weight, dtype))
+            guard = _guard(points, weight, self.w.dtype)
             memory = fitting.fit_register(learning, fit.reader, self.steps, guard)
         return self.measured(replace(fit, memory=memory), fold)
 
@@ -268,6 +271,10 @@ class LossLearner(Learner):
             extreme_eigenvalues(hessians(self.each, self.w * share, self.w), Gradient(Identity()))[1]
             for share in (0.0, 0.5, 1.0)
         )
+
+
+def _guard(points: np.ndarray, weight: float, dtype: Any) -> Guard:
+    return Guard(as_array(points, dtype), as_array(weight, dtype))
 
 
 def _judged(loss: Any, sample: Any, table: np.ndarray) -> tuple[float, np.ndarray]:
