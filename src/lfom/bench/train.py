@@ -45,7 +45,7 @@ def adam_programs(
     problems = jax.vmap(lambda batch: batch.problem(view))(prompts)
     adam = Adam(resample=ours_steps)
     moments = jax.vmap(jax.vmap(adam.optimiser().init))(vectors[..., kinds.index])
-    block = make_block(kinds, adam)
+    block = make_block(kinds, adam, (DEPTH,))
 
     one_prompts = jax.tree.map(lambda a: a[0], prompts)
     optimiser = adam.optimiser()
@@ -76,7 +76,7 @@ def adam_programs(
 
     one_batch = jax.tree.map(lambda a: a[None], problems)
     programs = {
-        view: partial(block, vectors, moments, active[None], one_batch),
+        view: partial(block, vectors, moments, one_batch),
         "tokens": partial(token_steps_program, start, optimiser.init(start)),
     }
     return programs, {view: float(ours_steps * RUNS), "tokens": float(token_steps)}

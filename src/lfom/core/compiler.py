@@ -56,6 +56,7 @@ def loops_are_functions() -> bool:
 # thirds of the time (.37 s instead of .55 for a bank of four layers), and run as fast; steps of Adam run slower with them.
 # Later versions have no choice.
 PLAINLY = {"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 11) else {}
+jit_plainly: Any = functools.partial(eqx.filter_jit, compiler_options=PLAINLY)
 # `jit` for programs that draw random numbers and run a few times: they compile twice as fast (prompts for five
 # runs take 1.3 s of a core instead of 2.5) and run 1.3 times slower. Other programs gain nothing by it.
 QUICKLY = {"xla_backend_optimization_level": 1} | PLAINLY

@@ -23,10 +23,11 @@ from lfom.core.problems import Problem
 from lfom.core.unroll import last_residual
 from lfom.core.vectors import Parameters
 from lfom.core.words import brief
-from lfom.training.state import PROGRAMS, Phase, Setting, State, kept_by
+from lfom.training.state import PROGRAMS, Phase, Setting, State, actives, kept_by
 
 LEFT_OUT = 0.1  # of the steps between two looks at the host may be left out, because a prompt overflows
 PER_STEP, PER_PROMPT = 1e6, 1e3  # operations of a step, and of a prompt in it, at the least
+WRITTEN_APART = 32  # layers of all depths together
 BLOCK = 100  # steps between two looks at the host, where batches change more often than that
 
 
@@ -122,21 +123,29 @@ def clip_groups(gradient: Float[Array, " p"], groups: np.ndarray, limit: float) 
     return gradient * factor[groups]
 
 
-def mean_loss(model: Algorithm, prompts: Problem, active: Float[Array, " depth"]) -> Array:
+def mean_loss(model: Algorithm, prompts: Problem, active: Float[Array, " depth"] | None) -> Array:
     residual = last_residual(model, prompts, active)
     return jnp.sum(residual**2) / residual.shape[-1]
 
 
 @functools.lru_cache(PROGRAMS)
-def make_block(parameters: Parameters, adam: Adam) -> Callable:
-    """block(vectors (runs, depths, all), state, actives (depths, L), prompts (batches, runs, ...)): `resample`
-    steps on each of these batches; one whose gradient is not finite, because of a prompt that overflows, is left
-    out. Returns the new vectors and state, and the losses (runs, depths, steps)."""
-    optimiser, index, groups = adam.optimiser(), parameters.index, parameters.groups
+def make_block(parameters: Parameters, adam: Adam, depths: tuple[int, ...]) -> Callable:
+    """block(vectors (runs, depths, all), state, prompts (batches, runs, ...)): `resample` steps on each of these
+    batches; one whose gradient is not finite, because of a prompt that overflows, is left out. Returns the new vectors
+    and state, and the losses (runs, depths, steps).
 
-    def on_batch(vector: Array, state: Any, active: Array, prompts: Problem) -> Any:
+    On a CPU models of each depth step by themselves, with as many layers as they use: a step of four depths takes a
+    third of the time that all take with the layers of the deepest, or less (docs/design.md). Accelerators, and depths
+    that would compile for long, step all at once with layers switched off.
+    """
+    optimiser, index, groups = adam.optimiser(), parameters.index, parameters.groups
+    apart = jax.default_backend() == "cpu" and sum(depths) <= WRITTEN_APART
+
+    def on_batch(own: int, vector: Array, state: Any, active: Array | None, prompts: Problem) -> Any:
+        """own: the layers that are run."""
+
         def loss_of(trained: Array) -> Array:
-            return mean_loss(parameters.assemble(vector, trained), prompts, active)
+            return mean_loss(parameters.assemble(vector, trained).truncated(own), prompts, active)
 
         def step(carry: Any, _: None) -> Any:
             trained, state = carry
@@ -152,29 +161,41 @@ def make_block(parameters: Parameters, adam: Adam) -> Callable:
         (trained, state), losses = jax.lax.scan(step, (vector[index], state), None, length=adam.resample)
         return vector.at[index].set(trained), state, losses
 
-    def block(vectors: Array, state: Any, actives: Array, batches: Problem) -> Any:
-        """All models as one batch axis: a vmapped axis of size 1 costs XLA's CPU compiler the layout
-        with prompts last (measured 20 times slower), so such axes are taken away."""
-        runs, depths = vectors.shape[:2]
-        active = jnp.tile(actives, (runs, 1))
+    def several(own: int, models: Any, active: Array | None, prompts: Problem) -> Any:
+        """Models on one batch axis: a vmapped axis of size 1 costs XLA's CPU compiler the layout with prompts last
+        (measured 20 times slower), so such axes are taken away."""
+        given = (*models, active, prompts)
+        if len(models[0]) > 1:
+            return jax.vmap(functools.partial(on_batch, own))(*given)
+        found = on_batch(own, *jax.tree.map(lambda a: a[0], given))
+        return jax.tree.map(lambda a: a[None], found)
 
+    def apart_by_depth(models: Any, prompts: Problem) -> Any:
+        each = [
+            several(own, jax.tree.map(lambda a, at=at: a[:, at], models), None, prompts)
+            for at, own in enumerate(depths)
+        ]
+        return jax.tree.map(lambda *rows: jnp.stack(rows, axis=1), *each)
+
+    def all_at_once(models: Any, prompts: Problem) -> Any:
+        runs, many = models[0].shape[:2]
+        flat = jax.tree.map(lambda a: a.reshape(runs * many, *a.shape[2:]), models)
+        active = jnp.tile(actives(depths), (runs, 1))
+        each = prompts if many == 1 else jax.tree.map(lambda a: jnp.repeat(a, many, axis=0), prompts)
+        found = several(max(depths), flat, active, each)
+        return jax.tree.map(lambda a: a.reshape(runs, many, *a.shape[1:]), found)
+
+    def block(vectors: Array, state: Any, batches: Problem) -> Any:
         def one_batch(models: Any, prompts: Problem) -> Any:
-            each = prompts if depths == 1 else jax.tree.map(lambda a: jnp.repeat(a, depths, axis=0), prompts)
-            given: Any = (*models, active, each)
-            if runs * depths > 1:
-                vectors, moments, losses = jax.vmap(on_batch)(*given)
-            else:
-                found = on_batch(*jax.tree.map(lambda a: a[0], given))
-                vectors, moments, losses = jax.tree.map(lambda a: a[None], found)
-            return (vectors, moments), losses
+            vectors, state, losses = (apart_by_depth if apart else all_at_once)(models, prompts)
+            return (vectors, state), losses
 
-        flat = jax.tree.map(lambda a: a.reshape(runs * depths, *a.shape[2:]), (vectors, state))
         if jax.tree.leaves(batches)[0].shape[0] == 1:
-            models, losses = one_batch(flat, jax.tree.map(lambda a: a[0], batches))
+            models, losses = one_batch((vectors, state), jax.tree.map(lambda a: a[0], batches))
         else:
-            models, losses = jax.lax.scan(one_batch, flat, batches)
-            losses = jnp.moveaxis(losses, 0, 1).reshape(runs * depths, -1)
-        return jax.tree.map(lambda a: a.reshape(runs, depths, *a.shape[1:]), (*models, losses))
+            models, losses = jax.lax.scan(one_batch, (vectors, state), batches)
+            losses = jnp.moveaxis(losses, 0, 2).reshape(*vectors.shape[:2], -1)
+        return *models, losses
 
     return jax.jit(block)
 
@@ -215,7 +236,7 @@ def among_devices(runs: int, depths: int) -> NamedSharding | None:
 
 def run_adam(phase: Phase, adam: Adam, setting: Setting, state: State) -> State:
     """Blocks of steps until there are enough."""
-    block = make_block(phase.parameters, adam)
+    block = make_block(phase.parameters, adam, setting.depths)
     vectors = as_array(state.vectors)
     trained = state.vectors[..., phase.parameters.index]
     fresh = jax.eval_shape(jax.vmap(jax.vmap(adam.optimiser().init)), trained)
@@ -237,7 +258,7 @@ def run_adam(phase: Phase, adam: Adam, setting: Setting, state: State) -> State:
         ):  # sums over tokens round as many models at once are compiled
             batches = jax.device_put(batches, NamedSharding(lies.mesh, PartitionSpec(None, *lies.spec)))
             vectors, moments = jax.device_put((vectors, moments), lies)
-        vectors, moments, losses = block(vectors, moments, setting.actives, batches)
+        vectors, moments, losses = block(vectors, moments, batches)
         losses = np.asarray(losses, np.float64)
         left_out = (~np.isfinite(losses)).mean(axis=-1)  # steps, by run and depth
         if (left_out > LEFT_OUT).any() or not np.isfinite(np.asarray(vectors)).all():

@@ -18,7 +18,7 @@ from jax import Array
 
 from lfom.core import checks, room
 from lfom.core.arrays import ONE_SUM, as_array
-from lfom.core.compiler import PLAINLY, loops_are_functions
+from lfom.core.compiler import PLAINLY, jit_plainly, loops_are_functions
 from lfom.core.devices import used
 from lfom.core.hosts import everywhere
 from lfom.core.kernels import Kernel, check_semidefinite
@@ -323,7 +323,7 @@ def _blocks(
     return _each_block(block, places)
 
 
-_draw: Any = eqx.filter_jit(_blocks, compiler_options=PLAINLY)
+_draw: Any = jit_plainly(_blocks)
 
 
 def evaluate_on(methods: Mapping[str, Any], sets: Quadratic, chunk: int = 2_000) -> dict[str, Score]:

@@ -1,7 +1,7 @@
 """Where a fit stands, and what stays the same throughout it."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -99,6 +99,12 @@ def _first_grams(source: Any, keys: Array) -> Array:
     return jax.vmap(one)(source.arrays, keys)
 
 
+def actives(depths: Sequence[int], depth: int | None = None) -> Array:
+    """1 for the layers that each depth uses, of `depth` in all (by default as many as the deepest), and 0 for the others."""
+    most = max(depths) if depth is None else depth
+    return as_array(np.arange(most) < np.asarray(depths)[:, None], np.float32)
+
+
 @dataclass(frozen=True)
 class Setting:
     """What stays the same throughout a fit."""
@@ -113,7 +119,7 @@ class Setting:
 
     @property
     def actives(self) -> Array:
-        return as_array(np.arange(self.depth) < np.asarray(self.depths)[:, None], np.float32)
+        return actives(self.depths, self.depth)
 
     @functools.cached_property
     def pilot(self) -> Pilot:
