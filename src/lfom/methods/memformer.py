@@ -1,5 +1,6 @@
 """Trainable models: Linear Transformers and Memformers with their initial parameters."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -222,6 +223,9 @@ def mixture(
     return Mixture(tuple(heads), gates, per_layer, gating)
 
 
+WAYS, NORMALS = 16, 1_024  # keys and numbers that are drawn at least
+
+
 class _Branch(NamedTuple):
     """A key that is split where it is drawn with: splits and the draw are one program, where each would be one of its own."""
 
@@ -230,20 +234,28 @@ class _Branch(NamedTuple):
     places: tuple[int, ...] = ()  # which of them
 
     def split(self, count: int) -> "list[_Branch]":
-        return [_Branch(self.key, (*self.counts, count), (*self.places, place)) for place in range(count)]
+        most = _rounded(count, WAYS)
+        return [_Branch(self.key, (*self.counts, most), (*self.places, place)) for place in range(count)]
 
     def normal(self, shape: tuple[int, ...]) -> Any:
         """Standard normals; on the host where that is possible, so that what follows compiles nothing."""
         draw = (
             _normal if isinstance(self.key, jax.core.Tracer) else _normal_quickly
         )  # inside somebody's jit: part of it
-        return on_host(draw(self.key, np.asarray(self.places, np.int32), self.counts, shape))
+        size = math.prod(shape)
+        found = draw(self.key, np.asarray(self.places, np.int32), self.counts, _rounded(size, NORMALS))
+        return on_host(found)[:size].reshape(shape)
 
 
-def _normal(key: PRNGKeyArray, places: Any, counts: tuple[int, ...], shape: tuple[int, ...]) -> Array:
+def _rounded(count: int, least: int) -> int:
+    """A power of two. The first of many keys or numbers are those of fewer, so that few programs draw for all shapes."""
+    return max(least, 1 << (count - 1).bit_length())
+
+
+def _normal(key: PRNGKeyArray, places: Any, counts: tuple[int, ...], size: int) -> Array:
     for number, count in enumerate(counts):
         key = jax.random.split(key, count)[places[number]]
-    return jax.random.normal(key, shape)
+    return jax.random.normal(key, (size,))
 
 
 _normal_quickly = jit_draws(_normal)
