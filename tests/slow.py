@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 LIST = Path(__file__).with_name("slow.txt")
-FAST, NOT_VERY_SLOW = 0.3, 3.0  # seconds of processor time
+FAST, NOT_VERY_SLOW = 0.15, 1.5  # seconds of processor time
 ALWAYS = (  # what no other test sees at all: several processes, devices, kills, and what a visitor pastes
     "tests/test_cluster.py::test_a_killed_worker_costs_nothing",
     "tests/test_devices.py::test_fits_and_scores_are_the_same_to_the_last_bit_on_1_2_and_4_devices",
