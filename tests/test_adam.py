@@ -8,6 +8,7 @@ import pytest
 
 from lfom import Adam, InputError, LeastSquares, LinearRegression, PerRun, fit, memformer
 from lfom.core.vectors import vector_of
+from lfom.training import adam
 from lfom.training.fitting import plan
 from tests.one_number import Moody, numbers
 
@@ -160,3 +161,19 @@ def test_every_run_begins_with_its_own_model() -> None:
 def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         Adam(**options)
+
+
+@pytest.mark.parametrize("runs", [1, 2])
+def test_depths_apart_step_as_all_at_once(runs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each depth with the layers it uses, as on a CPU, and all with the layers of the deepest, as on accelerators."""
+    data = [LinearRegression([1.0, 0.5], 6)] * runs
+    model, how = memformer(2, 3, memory="bank", key=jax.random.key(0)), Adam(steps=10, batch=50, resample=5)
+    found = []
+    for most in (adam.WRITTEN_APART, 0):
+        monkeypatch.setattr(adam, "WRITTEN_APART", most)
+        adam.make_block.cache_clear()
+        found.append(fit(model, data, key=jax.random.key(1), depths=(1, 2, 3), optimiser=how))
+    adam.make_block.cache_clear()
+    np.testing.assert_allclose(found[0].vectors, found[1].vectors, atol=1e-6)
+    for one, other in zip(*(own.history for own in found), strict=True):
+        np.testing.assert_allclose(one["log_loss"], other["log_loss"], atol=1e-5)
