@@ -155,9 +155,8 @@ def _neumann(fits: dict[int, Fit], data: PerRun) -> Finding:
     for depth in (2, 3):
         for run in range(fits[depth].runs):
             root = np.asarray(data[run].root)
-            for P in np.asarray(fits[depth].model(run).reader.P)[
-                : depth - 1
-            ]:  # the last layer's is never read
+            read = np.asarray(fits[depth].model(run).reader.P)[: depth - 1]  # the last layer's is never read
+            for P in read:
                 found.append(distance_to_identity(np.linalg.inv(root).T @ P[:-1, :-1] @ root.T))
     median, most = np.median(found), max(found)
     return Finding(
