@@ -21,7 +21,7 @@ from lfom.commands.telling import telling
 from lfom.commands.train import train_command
 from lfom.core import archive, checks
 from lfom.core.checks import InputError
-from lfom.core.compiler import keep_loops, keep_sums
+from lfom.core.compiler import compile_in_one, keep_loops, keep_sums
 from lfom.core.hosts import writes
 from lfom.started import INTERRUPTED, end, imported
 
@@ -121,6 +121,7 @@ def main() -> None:
     gc.freeze()  # what was imported stays until the end, and need not be looked through again and again
     keep_sums()
     keep_loops()
+    compile_in_one()
     try:
         app()
     except InputError as error:

@@ -11,6 +11,9 @@ import sys
 import time
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+# NumPy reads these once, when it is imported. Its products are small and run in threads of ours; threads of its own wait
+# for work at full speed, on the cores that these need.
+ONE_THREAD = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 BEGUN = time.perf_counter(), time.process_time()  # now, and the time that this process has worked until now
 
 
@@ -37,6 +40,8 @@ def end(number: int = 0, frame: object = None) -> None:
 def end_quietly_while_importing() -> None:
     """To be called first of all."""
     if is_command(sys.argv, sys.orig_argv):
+        for name in ONE_THREAD:
+            os.environ.setdefault(name, "1")
         try:
             signal.signal(signal.SIGINT, end)
         except ValueError:  # in another thread than the main one, where signals are nobody's

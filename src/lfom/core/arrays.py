@@ -8,6 +8,7 @@ elementwise and the compiler vectorises over prompts), and per-prompt parameters
 how per-prompt Jacobians and gates are computed.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -58,6 +59,17 @@ def unit(d: int, dtype: Any) -> Array:
 def filled(like: Array, number: float) -> Array:
     """An array of the same shape with one number everywhere, without compiling a program for it."""
     return as_array(np.full(like.shape, number, like.dtype))
+
+
+def parts(array: Array, sizes: Sequence[int], axis: int = 0) -> list[Array]:
+    """`array` cut into pieces of these sizes. Its derivative puts them together again; those of slices are padded arrays
+    that are added up, which takes longer and is more to compile."""
+    return [array] if len(sizes) == 1 else jax.lax.split(array, [int(n) for n in sizes], axis=axis)
+
+
+def unstacked(array: Array, axis: int = 0) -> list[Array]:
+    """What stands on an axis, one by one."""
+    return [jnp.squeeze(part, axis) for part in parts(array, (1,) * array.shape[axis], axis)]
 
 
 def pad_axes(array: Array, rank: int) -> Array:

@@ -1,4 +1,4 @@
-"""Flags of XLA for the command line: who computes sums on a CPU, and what a loop there is.
+"""Flags of XLA for the command line: who computes sums on a CPU, what a loop is there, and what is compiled at once.
 
 Sums: XLA's own compiler, or the library YNNPACK.
 
@@ -48,19 +48,27 @@ def keep_loops() -> None:
         os.environ["XLA_FLAGS"] = f"{said} {EXTRA}={LOOPS}={SMALL_LOOP}".strip()
 
 
-def loops_are_functions() -> bool:
-    return jax.default_backend() == "cpu" and LOOPS in os.environ.get("XLA_FLAGS", "")
-
-
-# For programs that are compiled for every method and distribution: jaxlib 0.10's older emitters compile scores in two
-# thirds of the time (.37 s instead of .55 for a bank of four layers), and run as fast; steps of Adam run slower with them.
-# Later versions have no choice.
-PLAINLY = {"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 11) else {}
+# jaxlib 0.10's older emitters write one module for a whole program, where the newer ones write one for each of its operations,
+# at 10 to 20 ms each: programs compile in half to two thirds of the time, and most run as fast (docs/design.md). Later
+# versions have no choice.
+IN_ONE = {"xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 1}
+PLAINLY: dict[str, Any] = IN_ONE if jax.__version_info__ < (0, 11) else {}
 jit_plainly: Any = functools.partial(eqx.filter_jit, compiler_options=PLAINLY)
-# `jit` for programs that draw random numbers and run a few times: they compile twice as fast (prompts for five
-# runs take 1.3 s of a core instead of 2.5) and run 1.3 times slower. Other programs gain nothing by it.
+# LLVM's first level, for programs that draw random numbers or take steps of Adam: they compile faster again, and run as
+# fast; passes of least squares run up to 3 times slower.
 QUICKLY = {"xla_backend_optimization_level": 1} | PLAINLY
 jit_draws: Any = functools.partial(eqx.filter_jit, compiler_options=QUICKLY)
+
+
+def compile_in_one() -> None:
+    """Have XLA compile every program as one module (see IN_ONE). To be called before anything is computed."""
+    said = os.environ.get("XLA_FLAGS", "")
+    own = [f"--{name}={str(value).lower()}" for name, value in PLAINLY.items() if name not in said]
+    os.environ["XLA_FLAGS"] = " ".join([said, *own]).strip()
+
+
+def loops_are_functions() -> bool:
+    return jax.default_backend() == "cpu" and LOOPS in os.environ.get("XLA_FLAGS", "")
 
 
 def reads_back() -> bool:

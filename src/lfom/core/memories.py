@@ -21,7 +21,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float
 
-from lfom.core.arrays import as_array, default_dtype, filled, numpy_or_jax, on_host
+from lfom.core.arrays import as_array, default_dtype, filled, numpy_or_jax, on_host, unstacked
 from lfom.core.checks import InputError
 from lfom.core.coefficients import Coefficient, Pair, Scalar
 from lfom.core.parameters import parameter, part
@@ -240,11 +240,13 @@ class Bank(Memory):
 
     def _written_out(self, direction: Any, past: tuple[Any, ...], problem: Problem) -> tuple[Any, Any]:
         bank, step = (*past, direction), None
-        for j, stored in enumerate(bank):
+        leaves, structure = jax.tree.flatten(self.gamma)
+        numbers = zip(*map(unstacked, leaves), strict=True)  # of each direction
+        for j, (stored, own) in enumerate(zip(bank, numbers, strict=False)):
             if self.own_is_one and j == len(past):
                 term = stored
             else:
-                term = problem.times(jax.tree.map(lambda a, j=j: a[j], self.gamma), stored)
+                term = problem.times(jax.tree.unflatten(structure, own), stored)
             step = term if step is None else step + term
         return step, bank
 

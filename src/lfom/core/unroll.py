@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
+from lfom.core.arrays import unstacked
 from lfom.core.compiler import by_itself
 from lfom.core.methods import Algorithm
 from lfom.core.parameters import by_layer, cut
@@ -47,9 +48,11 @@ def trace(
 
     longest = WRITTEN_OUT_COVARIATES if algorithm.moves_covariates else WRITTEN_OUT
     if depth <= longest and not loop:
-        carry, seen = begin(first, None), []
+        leaves, structure = jax.tree.flatten(numbers)
+        carry, seen, each = begin(first, None), [], [unstacked(leaf) for leaf in leaves]
         for index in range(depth):
-            carry, found = layer(carry, jax.tree.map(lambda a, i=index: a[i], numbers), index)
+            own = jax.tree.unflatten(structure, [arrays[index] for arrays in each])
+            carry, found = layer(carry, own, index)
             seen.append(found)
         return first, carry[0], jax.tree.map(lambda *rows: jnp.stack(rows), *seen)
 

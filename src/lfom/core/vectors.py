@@ -18,7 +18,7 @@ from jax import Array
 from jaxtyping import Float
 
 from lfom.core import checks
-from lfom.core.arrays import as_array
+from lfom.core.arrays import as_array, pad_axes, parts
 from lfom.core.methods import Algorithm
 from lfom.core.parameters import COUNTED, LAYERS, Leaf, kinds, outline
 from lfom.core.parameters import leaves as declared_leaves
@@ -38,6 +38,8 @@ class Parameters:
         self._static = eqx.filter(template, real, inverse=True)
         self.template, self.take_prompts = template, take_prompts
         self.index = np.flatnonzero(trained)  # of the trained numbers in the vector
+        ends = np.cumsum([int(np.prod(shape, dtype=int)) for shape in self._shapes])
+        self._trained = np.split(trained, ends[:-1])  # of each array
         self.groups = np.unique(groups[self.index], return_inverse=True)[1]  # which matrix each is of
 
     @functools.cached_property
@@ -75,24 +77,33 @@ class Parameters:
     def assemble(self, vector: Float[Array, " all"], trained: Float[Array, "p *prompts"]) -> Any:
         """The model of `vector` with its trained numbers replaced. Only arrays that hold trained
         numbers get the prompt axes of `trained`; the frozen ones stay shared by all prompts."""
-        arrays, position, used, trail = [], 0, 0, trained.shape[1:]
-        for shape in self._shapes:
-            size = int(np.prod(shape, dtype=int))
-            chosen = self.index[(self.index >= position) & (self.index < position + size)] - position
-            frozen, part = vector[position : position + size], trained[used : used + len(chosen)]
-            if not len(chosen):
+        arrays, trail = [], trained.shape[1:]
+        whole = parts(vector, [len(mask) for mask in self._trained])
+        given = parts(trained, [mask.sum() for mask in self._trained])
+        for shape, mask, frozen, own in zip(self._shapes, self._trained, whole, given, strict=True):
+            if not mask.any():
                 arrays.append(frozen.reshape(shape))
-            elif len(chosen) == size:
-                arrays.append(part.reshape(*shape, *trail))
-            else:
-                places = {int(place): row for row, place in enumerate(chosen)}
-                rows = [
-                    part[places[i]] if i in places else jnp.broadcast_to(frozen[i], trail)
-                    for i in range(size)
-                ]
-                arrays.append(jnp.stack(rows).reshape(*shape, *trail))
-            position, used = position + size, used + len(chosen)
+                continue
+            if not mask.all():
+                own = _among(frozen, own, mask)
+            arrays.append(own.reshape(*shape, *trail))
         return eqx.combine(jax.tree.unflatten(self._structure, arrays), self._static)
+
+
+def _among(frozen: Float[Array, " n"], trained: Float[Array, "p *prompts"], mask: np.ndarray) -> Array:
+    """`frozen`, with `trained` where the mask says so: piece by piece."""
+    edges = [0, *(np.flatnonzero(np.diff(mask)) + 1), len(mask)]
+    sizes, is_trained = np.diff(edges), mask[edges[:-1]]
+    known, given = (
+        parts(a, [int(n) for n in sizes[on]]) for a, on in ((frozen, slice(None)), (trained, is_trained))
+    )
+    new = iter(given)
+    trail = trained.shape[1:]
+    pieces = [
+        next(new) if on else jnp.broadcast_to(pad_axes(old, trained.ndim), (*old.shape, *trail))
+        for old, on in zip(known, is_trained, strict=True)
+    ]
+    return jnp.concatenate(pieces)
 
 
 def parameters(model: Algorithm, train: Iterable[str] | None = None) -> Parameters:

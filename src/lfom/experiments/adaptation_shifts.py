@@ -9,7 +9,6 @@ from lfom.adaptation.per_prompt import context_question, gates_for, with_gates
 from lfom.core.runs import take
 from lfom.core.unroll import losses
 from lfom.experiments import shifted
-from lfom.experiments.drawn import drawn_once
 from lfom.experiments.experiment import Experiment
 from lfom.experiments.rows import Row, flatten, run_rows
 from lfom.experiments.shifted import (
@@ -88,7 +87,7 @@ def gated_losses(models: PerRun, data: PerRun, keys: object, steps: object, coun
 
     def one(args: tuple) -> jax.Array:
         model, data, key = args
-        q = drawn_once(data.quadratics(key, count))
+        q = jax.lax.optimization_barrier(data.quadratics(key, count))
         if steps is not None:
             model = with_gates(model, gates_for(model, context_question(q), steps))
         return jnp.mean(losses(model, q), axis=-1)[jnp.asarray([0, -1])]

@@ -138,8 +138,14 @@ def single_models(bench: Workbench) -> dict[str, PerRun]:
 
 
 @jit_draws
+def _drawn(data: Any, keys: Any, count: int) -> tuple[jax.Array, ...]:
+    return jax.lax.map(lambda own: own[0].prompts_last(own[1], count), (data.stacked, keys))
+
+
 def draw(data: Any, keys: Any, count: int) -> Prompt:
-    return jax.vmap(lambda one, key: one.prompts(key, count))(data.stacked, keys)
+    """Prompts of every run, (runs, count, ...), on the host, where another order of axes costs nothing."""
+    X, y, target = (np.moveaxis(np.asarray(a), -1, 1) for a in _drawn(data, keys, count))
+    return Prompt(X[:, :, :-1], y, X[:, :, -1], target)
 
 
 def adapted_gates(
@@ -155,9 +161,8 @@ def adapted_gates(
 
     def one(group: int) -> list[PerRun]:
         index, n = slice(group * runs, (group + 1) * runs), lengths[group]
-        drawn_here = draw(data[index], keys[index], LABELS)
-        X, y = drawn_here.X[:, :, :n], drawn_here.y[:, :, :n]
-        prompts = PerRun(Prompt(X, y, drawn_here.query, drawn_here.target))
+        whole = draw(data[index], keys[index], LABELS)
+        prompts = PerRun(dataclasses.replace(whole, X=whole.X[:, :, :n], y=whole.y[:, :, :n]))
         return [
             adapt(start[name][index], prompts, setting=setting, steps=steps).model
             for name, setting in names.items()

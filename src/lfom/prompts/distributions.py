@@ -143,6 +143,12 @@ class Distribution(eqx.Module):
         count = asked(key, count, 2.0 * self.dimension * getattr(self, "context", 1))
         return _prompts(self, jax.random.split(key, count))
 
+    def prompts_last(self, key: PRNGKeyArray, count: int) -> tuple[Array, Array, Array]:
+        """The same as examples with their query (n + 1, d, count), labels (n, count) and targets (count,)."""
+        drawn = self.prompts(key, count)
+        X = jnp.concatenate([drawn.X, drawn.query[:, None]], axis=1)
+        return jnp.moveaxis(X, 0, -1), drawn.y.T, drawn.target
+
     def at_once(self, key: PRNGKeyArray, count: int) -> Prompt:
         """The same from few calls of the random generator, where a class can: other prompts than those of `prompts`, in
         programs that compile several times faster."""
@@ -246,6 +252,12 @@ class LinearRegression(Distribution):
         w = self.draw_weights(jax.random.normal(weights, (d,), dtype))
         y = X[:-1] @ w + self.noise * jax.random.normal(labels, (self.context,), dtype)
         return Prompt(X[:-1], y, X[-1], X[-1] @ w, w)
+
+    def prompts_last(self, key: PRNGKeyArray, count: int) -> tuple[Array, Array, Array]:
+        """The same as examples with their query (n + 1, d, count), labels (n, count) and targets (count,)."""
+        drawn = self.prompts(key, count)
+        X = jnp.concatenate([drawn.X, drawn.query[:, None]], axis=1)
+        return jnp.moveaxis(X, 0, -1), drawn.y.T, drawn.target
 
     def at_once(self, key: PRNGKeyArray, count: int) -> Prompt:
         n, d = self.context, self.dimension

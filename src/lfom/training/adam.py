@@ -15,8 +15,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Float
 
 from lfom.core import checks, room
-from lfom.core.arrays import as_array
-from lfom.core.compiler import jit_draws
+from lfom.core.arrays import as_array, unstacked
+from lfom.core.compiler import QUICKLY, jit_draws
 from lfom.core.devices import used
 from lfom.core.methods import Algorithm
 from lfom.core.problems import Problem
@@ -130,74 +130,73 @@ def mean_loss(model: Algorithm, prompts: Problem, active: Float[Array, " depth"]
 
 @functools.lru_cache(PROGRAMS)
 def make_block(parameters: Parameters, adam: Adam, depths: tuple[int, ...]) -> Callable:
-    """block(vectors (runs, depths, all), state, prompts (batches, runs, ...)): `resample` steps on each of these
-    batches; one whose gradient is not finite, because of a prompt that overflows, is left out. Returns the new vectors
-    and state, and the losses (runs, depths, steps).
+    """block(vectors (runs, depths, all), trained (runs, depths, p), state, prompts (batches, runs, ...)): `resample` steps
+    of the trained numbers on each of these batches; one whose gradient is not finite, because of a prompt that overflows, is
+    left out. Returns the new trained numbers and state, and the losses (runs, depths, steps).
 
-    On a CPU models of each depth step by themselves, with as many layers as they use: a step of four depths takes a
-    third of the time that all take with the layers of the deepest, or less (docs/design.md). Accelerators, and depths
-    that would compile for long, step all at once with layers switched off.
+    On a CPU gradients of each depth are taken by themselves, with as many layers as it uses: a step of four depths takes
+    a third of the time that all take with the layers of the deepest, or less (docs/design.md). Accelerators, and depths
+    that would compile for long, run all at once with layers switched off. All models step together.
     """
-    optimiser, index, groups = adam.optimiser(), parameters.index, parameters.groups
+    update, groups = adam.optimiser().update, parameters.groups
     apart = jax.default_backend() == "cpu" and sum(depths) <= WRITTEN_APART
 
-    def on_batch(own: int, vector: Array, state: Any, active: Array | None, prompts: Problem) -> Any:
-        """own: the layers that are run."""
+    def gradients(own: int, *models: Any) -> Any:
+        """The losses (models,) and gradients (models, p) of models of `own` layers: vectors, trained, active, prompts. A
+        vmapped axis of size 1 costs XLA's CPU compiler the layout with prompts last (measured 20 times slower), so such
+        axes are taken away."""
 
-        def loss_of(trained: Array) -> Array:
-            return mean_loss(parameters.assemble(vector, trained).truncated(own), prompts, active)
+        def of_one(vector: Array, trained: Array, active: Array | None, prompts: Problem) -> Any:
+            def loss_of(trained: Array) -> Array:
+                return mean_loss(parameters.assemble(vector, trained).truncated(own), prompts, active)
 
-        def step(carry: Any, _: None) -> Any:
-            trained, state = carry
-            loss, gradient = jax.value_and_grad(loss_of)(trained)
-            if adam.log:
-                gradient = gradient / loss
-            tame = jnp.isfinite(gradient).all()
-            clipped = clip_groups(jnp.where(tame, gradient, 0), groups, adam.clip)
-            updates, after = optimiser.update(clipped, state, trained)
-            found = (optax.apply_updates(trained, updates), after)
-            return jax.tree.map(lambda a, b: jnp.where(tame, a, b), found, carry), loss
+            return jax.value_and_grad(loss_of)(trained)
 
-        (trained, state), losses = jax.lax.scan(step, (vector[index], state), None, length=adam.resample)
-        return vector.at[index].set(trained), state, losses
-
-    def several(own: int, models: Any, active: Array | None, prompts: Problem) -> Any:
-        """Models on one batch axis: a vmapped axis of size 1 costs XLA's CPU compiler the layout with prompts last
-        (measured 20 times slower), so such axes are taken away."""
-        given = (*models, active, prompts)
         if len(models[0]) > 1:
-            return jax.vmap(functools.partial(on_batch, own))(*given)
-        found = on_batch(own, *jax.tree.map(lambda a: a[0], given))
-        return jax.tree.map(lambda a: a[None], found)
+            return jax.vmap(of_one)(*models)
+        return jax.tree.map(lambda a: a[None], of_one(*jax.tree.map(lambda a: a[0], models)))
 
-    def apart_by_depth(models: Any, prompts: Problem) -> Any:
-        each = [
-            several(own, jax.tree.map(lambda a, at=at: a[:, at], models), None, prompts)
-            for at, own in enumerate(depths)
-        ]
+    def apart_by_depth(vectors: Array, trained: Array, prompts: Problem) -> Any:
+        pairs = zip(unstacked(vectors, 1), unstacked(trained, 1), strict=True)
+        each = [gradients(own, *pair, None, prompts) for own, pair in zip(depths, pairs, strict=True)]
         return jax.tree.map(lambda *rows: jnp.stack(rows, axis=1), *each)
 
-    def all_at_once(models: Any, prompts: Problem) -> Any:
-        runs, many = models[0].shape[:2]
-        flat = jax.tree.map(lambda a: a.reshape(runs * many, *a.shape[2:]), models)
+    def all_at_once(vectors: Array, trained: Array, prompts: Problem) -> Any:
+        runs, many = vectors.shape[:2]
+        flat = [a.reshape(runs * many, a.shape[-1]) for a in (vectors, trained)]
         active = jnp.tile(actives(depths), (runs, 1))
         each = prompts if many == 1 else jax.tree.map(lambda a: jnp.repeat(a, many, axis=0), prompts)
-        found = several(max(depths), flat, active, each)
+        found = gradients(max(depths), *flat, active, each)
         return jax.tree.map(lambda a: a.reshape(runs, many, *a.shape[1:]), found)
 
-    def block(vectors: Array, state: Any, batches: Problem) -> Any:
+    @jax.vmap
+    @jax.vmap
+    def stepped(model: Any, loss: Array, gradient: Array) -> Any:
+        trained, state = model
+        if adam.log:
+            gradient = gradient / loss
+        tame = jnp.isfinite(gradient).all()
+        clipped = clip_groups(jnp.where(tame, gradient, 0), groups, adam.clip)
+        updates, after = update(clipped, state, trained)
+        found = (optax.apply_updates(trained, updates), after)
+        return jax.tree.map(lambda a, b: jnp.where(tame, a, b), found, model)
+
+    def block(vectors: Array, trained: Array, state: Any, batches: Problem) -> Any:
         def one_batch(models: Any, prompts: Problem) -> Any:
-            vectors, state, losses = (apart_by_depth if apart else all_at_once)(models, prompts)
-            return (vectors, state), losses
+            def step(models: Any, _: None) -> Any:
+                losses, gradient = (apart_by_depth if apart else all_at_once)(vectors, models[0], prompts)
+                return stepped(models, losses, gradient), losses
+
+            return jax.lax.scan(step, models, None, length=adam.resample)
 
         if jax.tree.leaves(batches)[0].shape[0] == 1:
-            models, losses = one_batch((vectors, state), jax.tree.map(lambda a: a[0], batches))
+            models, losses = one_batch((trained, state), jax.tree.map(lambda a: a[0], batches))
         else:
-            models, losses = jax.lax.scan(one_batch, (vectors, state), batches)
-            losses = jnp.moveaxis(losses, 0, 2).reshape(*vectors.shape[:2], -1)
-        return *models, losses
+            models, losses = jax.lax.scan(one_batch, (trained, state), batches)
+            losses = losses.reshape(-1, *losses.shape[2:])
+        return *models, jnp.moveaxis(losses, 0, -1)
 
-    return jax.jit(block)
+    return jax.jit(block, compiler_options=QUICKLY if jax.default_backend() == "cpu" else None)
 
 
 @jit_draws
@@ -237,8 +236,8 @@ def among_devices(runs: int, depths: int) -> NamedSharding | None:
 def run_adam(phase: Phase, adam: Adam, setting: Setting, state: State) -> State:
     """Blocks of steps until there are enough."""
     block = make_block(phase.parameters, adam, setting.depths)
-    vectors = as_array(state.vectors)
-    trained = state.vectors[..., phase.parameters.index]
+    index = phase.parameters.index
+    vectors, trained = as_array(state.vectors), as_array(state.vectors[..., index])
     fresh = jax.eval_shape(jax.vmap(jax.vmap(adam.optimiser().init)), trained)
     leaves, structure = jax.tree.flatten(fresh)
     if state.extra:
@@ -257,11 +256,11 @@ def run_adam(phase: Phase, adam: Adam, setting: Setting, state: State) -> State:
             lies is not None and batches.prompts_last
         ):  # sums over tokens round as many models at once are compiled
             batches = jax.device_put(batches, NamedSharding(lies.mesh, PartitionSpec(None, *lies.spec)))
-            vectors, moments = jax.device_put((vectors, moments), lies)
-        vectors, moments, losses = block(vectors, moments, batches)
+            vectors, trained, moments = jax.device_put((vectors, trained, moments), lies)
+        trained, moments, losses = block(vectors, trained, moments, batches)
         losses = np.asarray(losses, np.float64)
         left_out = (~np.isfinite(losses)).mean(axis=-1)  # steps, by run and depth
-        if (left_out > LEFT_OUT).any() or not np.isfinite(np.asarray(vectors)).all():
+        if (left_out > LEFT_OUT).any() or not np.isfinite(np.asarray(trained)).all():
             told = np.where(left_out > LEFT_OUT, np.nan, 0.0)
             raise setting.diverged(told, state, f"Adam step {state.step * steps}")
         record = {
@@ -273,7 +272,9 @@ def run_adam(phase: Phase, adam: Adam, setting: Setting, state: State) -> State:
             "log_loss": np.log(np.maximum(_last(losses), 1e-300)).tolist(),
         } | ({"left_out": left_out.tolist()} if left_out.any() else {})
         extra = {f"adam_{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(moments))}
-        state = State(state.phase, 0, state.step + 1, np.asarray(vectors), extra, (*state.history, record))
+        found = state.vectors.copy()
+        found[..., index] = trained
+        state = State(state.phase, 0, state.step + 1, found, extra, (*state.history, record))
         if setting.watch:
             setting.watch(state, record)
     return state

@@ -34,6 +34,7 @@ LEAST_DAMPING = 1e-9  # several numbers may do the same to c
 IDLE = 7  # steps without a gain that end a fit: so far from a minimum its damping has to grow first
 EXACT = 1e-9  # so near to the coefficients asked for, relative to them, nothing more is looked for
 KNOWN = 4  # models whose coefficients are remembered: those before and after a step, and what was tried
+IN_CACHE = 250  # prompts whose Jacobian is multiplied at a time on a CPU (docs/design.md)
 INNER = 40  # steps that fit a model's own numbers to the coefficients it should have
 
 
@@ -113,10 +114,25 @@ def _accumulate(
         def chunk_sum(chunk: Array) -> Array:
             q = source.draw(arrays, key, chunk)
 
-            def products(M: Array, c: Array) -> Array:
+            def of_some(M: Array, c: Array, q: Quadratic) -> Array:
                 residual, J = jacobian(q, M, c, h)
                 rows = jnp.concatenate([J, residual[None]]).reshape(size, -1)
                 return jnp.matmul(rows, rows.T, precision=jax.lax.Precision.HIGHEST)
+
+            def products(M: Array, c: Array) -> Array:
+                """In pieces whose rows stay in a core's cache."""
+                pieces = q.moment.shape[-1] // IN_CACHE
+                if jax.default_backend() != "cpu" or pieces < 2 or q.moment.shape[-1] % IN_CACHE:
+                    return of_some(M, c, q)
+
+                def add(piece: Array, total: Array) -> Array:
+                    def part(a: Array) -> Array:
+                        return jax.lax.dynamic_slice_in_dim(a, piece * IN_CACHE, IN_CACHE, axis=a.ndim - 1)
+
+                    shared, own = eqx.partition(q, lambda a: a is q.probe and a.ndim == 2)
+                    return total + of_some(M, c, eqx.combine(shared, jax.tree.map(part, own)))
+
+                return jax.lax.fori_loop(0, pieces, add, jnp.zeros((size, size), M.dtype))
 
             def one_depth(args: tuple[Array, Array, Array]) -> Array:
                 M, c, limit = args
