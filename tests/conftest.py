@@ -48,7 +48,8 @@ LONGEST = ["test_cluster", "test_hosts", "test_train_command", "test_shift_exper
 # A flag that jaxlib does not know ends the process without a word: 0.12 has no choice of emitters any more.
 COMPILE_QUICKLY = "--xla_backend_optimization_level=0"
 if jax.__version_info__ < (0, 11):
-    COMPILE_QUICKLY = f"--xla_cpu_use_fusion_emitters=false {COMPILE_QUICKLY}"
+    one = "--xla_cpu_parallel_codegen_split_count=1"
+    COMPILE_QUICKLY = f"--xla_cpu_use_fusion_emitters=false {one} {COMPILE_QUICKLY}"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

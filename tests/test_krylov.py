@@ -194,6 +194,25 @@ def test_other_models_have_no_krylov_view(options: dict[str, Any]) -> None:
     assert not krylov.has_krylov_view(model)
 
 
+@pytest.mark.parametrize("fixed", [False, True], ids=["fresh", "fixed"])
+def test_pieces_of_a_chunk_add_up_to_it(fixed: bool, monkeypatch: pytest.MonkeyPatch, x64: None) -> None:
+    """Prompts that share what is asked of them, and prompts with a query each."""
+    here, model = setting(2, 2), started({"memory": "register"}, 2, 2)
+    if fixed:
+        prompts = draw_prompts(LinearRegression([1.0, 0.5], 8), jax.random.key(0), 100)
+        here = Setting(sources(prompts, chunk=50, hold_out=0.0), (2,), 2, jax.random.key(4), None)
+    chosen = parameters(model)
+    vectors = np.asarray(chosen.vector(model))[None, None]
+    found = []
+    for piece in (10, 1_000):
+        monkeypatch.setattr(krylov, "IN_CACHE", piece)
+        jax.clear_caches()
+        found.append(krylov.Krylov(chosen, here).equations(vectors, here.keys(0, 0), *spanned(0, 2)))
+    jax.clear_caches()
+    for pieces, whole in zip(*found, strict=True):
+        np.testing.assert_allclose(pieces, whole, rtol=1e-11, atol=1e-11 * np.abs(whole).max())
+
+
 def test_prompts_with_one_query_each(x64: None) -> None:
     """A fixed set, with a probe of its own for every prompt."""
     prompts = draw_prompts(LinearRegression([1.0, 0.5], 8), jax.random.key(0), 40)

@@ -582,3 +582,24 @@ def test_least_squares_and_adapt_train_matrices_prompt_by_prompt(A: Any, x64: No
     np.testing.assert_allclose(J, jnp.moveaxis(wanted, -1, 1), rtol=1e-8, atol=1e-12)
     if isinstance(A, LowRank):
         assert lfom.adapt(model, DATA.prompts(KEY, 8), train=("A",), steps=1).prompts == 8
+
+
+@pytest.mark.parametrize("trail", [(), (3,)], ids=["shared", "per prompt"])
+def test_trained_numbers_take_their_places(trail: tuple[int, ...]) -> None:
+    """Of an untied bank some rows are trained in part; the others stay as they are."""
+    model = memformer(2, 4, memory="bank", key=KEY)
+    chosen = parameters(model, ["coefficients"])
+    vector = np.arange(vector_of(model).size, dtype=np.float32)
+    trained = -1 - np.arange(chosen.size * int(np.prod(trail, dtype=int)), dtype=np.float32)
+    trained = trained.reshape(chosen.size, *trail)
+    built = chosen.assemble(jnp.asarray(vector), jnp.asarray(trained))
+    wanted = np.broadcast_to(vector.reshape(-1, *(1,) * len(trail)), (vector.size, *trail)).copy()
+    wanted[chosen.index] = trained
+    assert 4 < chosen.size < 16
+    at = 0
+    for before, after in zip(jax.tree.leaves(model), jax.tree.leaves(built), strict=True):
+        part = wanted[at : at + before.size].reshape(*before.shape, *trail)
+        at += before.size
+        if after.shape == before.shape:  # nothing of it is trained: it is shared by all prompts
+            part = part.reshape(*before.shape, -1)[..., 0]
+        np.testing.assert_array_equal(after, part)

@@ -119,6 +119,7 @@ def main() -> None:
     """Run the command line; an input error is one line on stderr and exit status 2, Ctrl-C exit status 130."""
     imported()
     gc.freeze()  # what was imported stays until the end, and need not be looked through again and again
+    gc.set_threshold(20_000, 20, 20)  # tracing makes many objects that stay, and few in circles
     keep_sums()
     keep_loops()
     compile_in_one()

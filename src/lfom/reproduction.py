@@ -39,7 +39,7 @@ from lfom.report.results import COLUMNS, ERROR, SEEDS, Damaged, elsewhere
 from lfom.scale.cluster import connected, spread
 
 MARK = ".lfom-results"  # a folder with this file is ours to write into
-AT_A_TIME = 2  # experiments
+AT_A_TIME = 3  # experiments: one of them often waits for a program to be compiled
 CHOICES = {"both": tuple(TRAININGS), **{name: (name,) for name in TRAININGS}}  # --training
 FAILURES = ("refused", "damaged", "failed")  # how an experiment ends that has nothing to show
 Wanted = str | Path | Experiment | type[Experiment]
@@ -259,7 +259,7 @@ Ended = tuple[Experiment, Outcome | Exception, float]
 
 
 def _outcomes(todo: Sequence[Experiment], bench: Workbench, chosen: Sequence[str]) -> Iterator[Ended]:
-    """What each experiment found, or its error, and its seconds; as soon as it has ended. Two run at a
+    """What each experiment found, or its error, and its seconds; as soon as it has ended. Three run at a
     time, since compiling leaves cores idle; those that measure time run alone, at the end."""
     pool = ThreadPoolExecutor(AT_A_TIME)
     futures = {pool.submit(_outcome, one, bench, chosen): one for one in todo if not one.alone}

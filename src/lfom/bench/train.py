@@ -76,7 +76,7 @@ def adam_programs(
 
     one_batch = jax.tree.map(lambda a: a[None], problems)
     programs = {
-        view: partial(block, vectors, moments, one_batch),
+        view: partial(block, vectors, vectors[..., kinds.index], moments, one_batch),
         "tokens": partial(token_steps_program, start, optimiser.init(start)),
     }
     return programs, {view: float(ours_steps * RUNS), "tokens": float(token_steps)}

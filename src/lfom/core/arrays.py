@@ -64,7 +64,7 @@ def filled(like: Array, number: float) -> Array:
 def parts(array: Array, sizes: Sequence[int], axis: int = 0) -> list[Array]:
     """`array` cut into pieces of these sizes. Its derivative puts them together again; those of slices are padded arrays
     that are added up, which takes longer and is more to compile."""
-    return [array] if len(sizes) == 1 else jax.lax.split(array, [int(n) for n in sizes], axis=axis)
+    return [array] if len(sizes) == 1 else [*jax.lax.split(array, tuple(sizes), axis=axis)]
 
 
 def unstacked(array: Array, axis: int = 0) -> list[Array]:

@@ -79,7 +79,7 @@ class Parameters:
         numbers get the prompt axes of `trained`; the frozen ones stay shared by all prompts."""
         arrays, trail = [], trained.shape[1:]
         whole = parts(vector, [len(mask) for mask in self._trained])
-        given = parts(trained, [mask.sum() for mask in self._trained])
+        given = parts(trained, [int(mask.sum()) for mask in self._trained])
         for shape, mask, frozen, own in zip(self._shapes, self._trained, whole, given, strict=True):
             if not mask.any():
                 arrays.append(frozen.reshape(shape))
@@ -94,9 +94,7 @@ def _among(frozen: Float[Array, " n"], trained: Float[Array, "p *prompts"], mask
     """`frozen`, with `trained` where the mask says so: piece by piece."""
     edges = [0, *(np.flatnonzero(np.diff(mask)) + 1), len(mask)]
     sizes, is_trained = np.diff(edges), mask[edges[:-1]]
-    known, given = (
-        parts(a, [int(n) for n in sizes[on]]) for a, on in ((frozen, slice(None)), (trained, is_trained))
-    )
+    known, given = (parts(a, sizes[on].tolist()) for a, on in ((frozen, slice(None)), (trained, is_trained)))
     new = iter(given)
     trail = trained.shape[1:]
     pieces = [
