@@ -60,6 +60,11 @@ QUICKLY = {"xla_backend_optimization_level": 1} | PLAINLY
 jit_draws: Any = functools.partial(eqx.filter_jit, compiler_options=QUICKLY)
 
 
+# The newer emitters all the same, for what runs long and is compiled seldom.
+BY_OPERATION: dict[str, Any] = {"xla_cpu_use_fusion_emitters": True} if PLAINLY else {}
+jit_by_operation: Any = functools.partial(eqx.filter_jit, compiler_options=BY_OPERATION)
+
+
 def compile_in_one() -> None:
     """Have XLA compile every program as one module (see IN_ONE). To be called before anything is computed."""
     said = os.environ.get("XLA_FLAGS", "")

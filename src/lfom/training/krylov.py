@@ -18,6 +18,7 @@ from jax import Array
 from jaxtyping import Float
 
 from lfom.core.arrays import default_dtype, matmat, transpose
+from lfom.core.compiler import jit_by_operation
 from lfom.core.damped import damped_step, next_damping
 from lfom.core.parameters import kinds
 from lfom.core.problems import Quadratic
@@ -99,7 +100,7 @@ def jacobian(
     return residual, jnp.concatenate([jnp.asarray(in_matrix), answers])
 
 
-@eqx.filter_jit
+@jit_by_operation
 def _accumulate(
     M: Array, c: Array, h: Array, source: Any, keys: Array, first: Array, last: Array, limits: Array
 ) -> tuple[Array, Array]:
