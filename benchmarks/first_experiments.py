@@ -13,10 +13,12 @@ import sys
 import time
 
 BEGUN = time.perf_counter()
+FOLDER, *OPTIONS = sys.argv[1:]
+# A process of this name is the command line for lfom, and sets what that sets before NumPy is imported.
+sys.argv[0] = "lfom"
 
+from lfom import cli  # noqa: E402, I001
 import jax  # noqa: E402
-
-from lfom import cli  # noqa: E402
 from lfom.experiments import lfom_gdpp_nonisotropic as gdpp  # noqa: E402
 from lfom.experiments import workbench  # noqa: E402
 from lfom.training import least_squares  # noqa: E402
@@ -75,4 +77,4 @@ def main(folder: str, *options: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(FOLDER, *OPTIONS)
