@@ -10,11 +10,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lfom import GaussianKernel, InputError, LeastSquaresProblems, Method, prompt_from_arrays, reference
+from lfom import (
+    GaussianKernel,
+    InputError,
+    LeastSquaresProblems,
+    Method,
+    Mixture,
+    prompt_from_arrays,
+    reference,
+)
 from lfom.core import preconditioners, unroll
 from lfom.core.link_problems import LinkExamples, LinkTokens
 from lfom.core.links import LogisticLink
-from lfom.core.memories import Bank, Conjugate, ConjugateBank, Memory, Register, scalar_bank
+from lfom.core.memories import Bank, Conjugate, ConjugateBank, Forget, Memory, Register, scalar_bank
+from lfom.core.methods import GATINGS
 from lfom.core.parameters import at_layer, cut, leaves, replaced, widened
 from lfom.core.preconditioners import Preconditioner
 from lfom.core.problems import (
@@ -536,3 +545,31 @@ def test_a_method_in_its_common_form_answers_as_before(depth: int, x64: None) ->
         wider = widened(common, depth + 2).truncated(depth)
         for one in (common, wider):
             assert relative(unroll.unroll(one, problem), unroll.unroll(method, problem)) < EXACT
+
+
+@pytest.mark.parametrize("per_layer", [False, True], ids=["gates of heads", "gates of layers"])
+@pytest.mark.parametrize("gating", GATINGS)
+def test_a_mixture_in_its_common_form_answers_as_before(gating: str, per_layer: bool, x64: None) -> None:
+    """Heads that forget are one head, whose program all such methods share; others stay, with gates as numbers."""
+    problem = Quadratic.of(PAIR[0])
+    gates = jnp.asarray(numbers(50, 2, DEPTH) if per_layer else numbers(50, 2))
+    readers = [Gradient(preconditioner(name, DEPTH)) for name in ("full", "shared")]
+    sizes = [jnp.asarray(0.3 + 0.1 * numbers(seed, DEPTH)) for seed in (51, 52)]
+    for forgets in (True, False):
+        of_heads: list[Any] = [Forget(eta) if forgets else Register(eta, eta / 2) for eta in sizes]
+        heads = tuple(Method(*parts, DEPTH) for parts in zip(readers, of_heads, strict=True))
+        method = Mixture(heads, gates, per_layer, gating)
+        for depth in (DEPTH, DEPTH - 1):
+            common = method.truncated(depth).canonical(D)
+            assert len(getattr(common, "heads", (0,))) == (1 if forgets else 2)
+            wanted = unroll.unroll(method.truncated(depth), problem)
+            assert relative(unroll.unroll(common, problem), wanted) < EXACT
+
+
+def test_heads_in_their_common_form_are_one(x64: None) -> None:
+    reader = Heads(tuple(Gradient(preconditioner(name, DEPTH)) for name in ("full", "shared")))
+    method = Method(reader, Forget(jnp.full(DEPTH, 0.3)), DEPTH)
+    common: Any = method.canonical(D)
+    assert isinstance(common.reader, Gradient)
+    problem = Quadratic.of(PAIR[0])
+    assert relative(unroll.unroll(common, problem), unroll.unroll(method, problem)) < EXACT

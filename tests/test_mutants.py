@@ -45,11 +45,15 @@ def test_slips_are_caught_or_survive_and_are_taken_back(tmp_path: Path) -> None:
     slips = [
         Slip("seen", "src/small.py", "a - b", "b - a", ("tests/test_small.py::test_less",)),
         Slip("unseen", "src/small.py", "a / 2", "a // 2", ("tests/test_small.py::test_half",)),
+        Slip(
+            "ends", "src/small.py", "a / 2", "__import__('os').abort()", ("tests/test_small.py::test_half",)
+        ),
     ]
     found = {outcome.slip.name: outcome for outcome in each(slips, [tmp_path])}
     assert found["seen"].caught
     assert found["seen"].seen_by == "tests/test_small.py::test_less"
     assert found["unseen"].verdict == "SURVIVED"
+    assert found["ends"].caught
     assert (tmp_path / "src/small.py").read_text() == code
 
 

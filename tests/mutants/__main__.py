@@ -4,6 +4,7 @@ import argparse
 import os
 import queue
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -30,6 +31,7 @@ COMPILED = Path("build/compiled")  # where tests keep programs (tests/conftest.p
 ENOUGH = 0.95  # of the slips must be caught
 LIMIT = 300  # seconds for the tests of one slip
 LIMIT_UNCHANGED = 1_800  # seconds for the named tests on the code as it is
+MEMORY = 8 * 2**30  # bytes that a test run may write to, so that a slip that asks for all there is ends nothing else
 PASSED, FAILED, INTERRUPTED = 0, 1, 2  # pytest's exit codes; 2 also where a file cannot be imported
 RUNNING: set[subprocess.Popen[str]] = set()
 
@@ -71,6 +73,8 @@ def run_tests(tree: Path, tests: Sequence[str], limit: float) -> tuple[int | Non
         command, cwd=tree, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         start_new_session=True,
     )  # fmt: skip
+    if hasattr(resource, "prlimit"):  # Linux
+        resource.prlimit(process.pid, resource.RLIMIT_DATA, (MEMORY, MEMORY))
     RUNNING.add(process)
     try:
         printed, _ = process.communicate(timeout=limit)
@@ -130,6 +134,8 @@ def tried(slip: Slip, tree: Path) -> Outcome:
     seconds = time.perf_counter() - begun
     if code is None:
         return Outcome(slip, "caught (time)", seconds, f"took more than {LIMIT} s")
+    if code < 0:
+        return Outcome(slip, "caught (ended)", seconds, f"ended by signal {-code}")
     if code not in (PASSED, FAILED, INTERRUPTED):
         raise RuntimeError(f"{printed}\nslip {slip.name!r}: pytest's exit code is {code}")
     seen = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", printed, flags=re.MULTILINE)
@@ -199,7 +205,7 @@ def main() -> None:
 
 def row(outcome: Outcome) -> str:
     slip = outcome.slip
-    return f"{outcome.verdict:13} {slip.name:44} {outcome.seconds:4.0f} s  {outcome.seen_by or slip.file}"
+    return f"{outcome.verdict:14} {slip.name:44} {outcome.seconds:4.0f} s  {outcome.seen_by or slip.file}"
 
 
 if __name__ == "__main__":

@@ -34,7 +34,8 @@ class Memory(eqx.Module):
     """step, past = memory(direction, past, state, problem, layer); its parameters are those of the layer.
 
     linear: whether the step is a fixed linear combination of directions. conjugate: whether the steps are those of
-    conjugate gradients. has_numbers: whether its coefficients are numbers, or one for the context and one for the query.
+    conjugate gradients. forgets: whether the step is a number times the direction just read. has_numbers: whether its
+    coefficients are numbers, or one for the context and one for the query.
 
     >>> import lfom
     >>> class Twice(lfom.Memory):
@@ -49,6 +50,7 @@ class Memory(eqx.Module):
 
     linear: ClassVar[bool] = True
     conjugate: ClassVar[bool] = False
+    forgets: ClassVar[bool] = False
 
     @property
     def views(self) -> tuple[str, ...]:
@@ -123,6 +125,7 @@ class Memory(eqx.Module):
 class Forget(Memory):
     """No memory: the step is the direction times a step size. Z += eta_l * direction."""
 
+    forgets = True
     eta: Float[Array, "depth ..."] = parameter(axes="layers", scales="all")
 
     @property

@@ -15,10 +15,11 @@ from jaxtyping import Float
 from lfom.core.arrays import as_array, numpy_or_jax, on_host
 from lfom.core.checks import InputError, instance, known
 from lfom.core.kernels import Kernel
-from lfom.core.memories import Memory
+from lfom.core.memories import Forget, Memory
 from lfom.core.parameters import check_arrays, dimension, outline, parameter, part, replaced, sizes
+from lfom.core.preconditioners import Full
 from lfom.core.problems import Problem, Quadratic
-from lfom.core.readers import Reader
+from lfom.core.readers import Gradient, Reader
 from lfom.core.states import Direction, Track, common, common_views, one_kernel
 from lfom.core.words import brief
 
@@ -118,6 +119,10 @@ class Algorithm(eqx.Module):
         """The same in the form that methods of several classes share, so that one compiled program runs them
         all. For arrays whose values are known."""
         return self
+
+    def matrices(self, d: int) -> Any:
+        """A_l of all layers, (depth, d, d), where a step is A_l^T times minus the gradient and nothing else; else None."""
+        return None
 
     def without_kernel(self) -> "Algorithm":
         """The same for problems that hold the matrices of its kernel, so that kernels share what is compiled."""
@@ -409,6 +414,10 @@ class Method(Algorithm):
         reader = self.reader.canonical(self.layers, d)
         return self._with(reader, self.memory.canonical(self.layers, not self.moves_covariates))
 
+    def matrices(self, d: int) -> Any:
+        A = self.reader.matrices(self.layers, d) if self.memory.forgets else None
+        return None if A is None else np.einsum("ll,lij->lij", self.memory.table(self.layers)[0], A)
+
     def without_kernel(self) -> "Method":
         return dataclasses.replace(self, reader=self.reader.without_kernel())
 
@@ -499,6 +508,17 @@ def _no_derivative(mixture: Any, shape: tuple[int, ...]) -> np.ndarray:
     return np.full(shape, mixture.gating == "hard")
 
 
+def _weights(gates: Float[Array, "heads ..."], gating: str) -> Float[Array, "heads ..."]:
+    if gating == "softmax":
+        return jax.nn.softmax(gates, axis=0)
+    if gating == "hard":
+        return jax.nn.one_hot(jnp.argmax(gates, axis=0), len(gates), dtype=gates.dtype, axis=0)
+    return gates
+
+
+_known_weights = jax.jit(_weights, static_argnames="gating")  # one small program instead of several
+
+
 class Mixture(Algorithm):
     """Heads with memories of their own; each one's step is multiplied by its gate and summed
     (soft gating, Section 4.2).
@@ -540,12 +560,7 @@ class Mixture(Algorithm):
     @property
     def weights(self) -> Float[Array, "heads ..."]:
         """What the heads' steps are multiplied with."""
-        if self.gating == "softmax":
-            return jax.nn.softmax(self.gates, axis=0)
-        if self.gating == "hard":
-            best = jnp.argmax(self.gates, axis=0)
-            return jax.nn.one_hot(best, len(self.heads), dtype=self.gates.dtype, axis=0)
-        return self.gates
+        return _weights(self.gates, self.gating)
 
     @property
     def per_prompt(self) -> bool:
@@ -576,6 +591,23 @@ class Mixture(Algorithm):
         heads = tuple(head.as_algorithm() for head in self.heads)
         same = all(one is own for one, own in zip(heads, self.heads, strict=True))
         return self if same else self._with(heads)  # type: ignore[arg-type]
+
+    def matrices(self, d: int) -> Any:
+        each = [head.matrices(d) for head in self.heads]
+        if self.per_prompt or any(A is None for A in each):
+            return None
+        gates = np.asarray(_known_weights(self.gates, self.gating)).reshape(len(each), -1, 1, 1)
+        return sum(gate[: self.depth] * A for gate, A in zip(gates, each, strict=True))
+
+    def canonical(self, d: int) -> Algorithm:
+        """One head where the steps of all are matrices times the one gradient."""
+        total = self.matrices(d)
+        if total is None:
+            gates = _known_weights(self.gates, self.gating)
+            heads = tuple(head.canonical(d) for head in self.heads)
+            return dataclasses.replace(self, heads=heads, gates=gates, gating="free")
+        one = Forget(as_array(np.ones(self.depth, total.dtype)))
+        return Method(Gradient(Full(as_array(total))), one, self.depth).canonical(d)
 
     def ready(self) -> "Mixture":
         return self._with(tuple(head.ready() for head in self.heads))

@@ -569,6 +569,9 @@ class Heads(Composed):
     def combined(self, read: Callable[[Reader], Any], problem: Any) -> Any:
         return functools.reduce(operator.add, map(read, self.readers))
 
+    def canonical(self, depth: int, d: int) -> Reader:
+        return self.merged(depth, d)
+
     def merged(self, depth: int, d: int | None) -> Reader:
         each = [
             reader.matrices(depth, d or 1) for reader in self.readers
