@@ -31,7 +31,7 @@ COMPILED = Path("build/compiled")  # where tests keep programs (tests/conftest.p
 ENOUGH = 0.95  # of the slips must be caught
 LIMIT = 300  # seconds for the tests of one slip
 LIMIT_UNCHANGED = 1_800  # seconds for the named tests on the code as it is
-MEMORY = 8 * 2**30  # bytes that a test run may write to, so that a slip that asks for all there is ends nothing else
+MEMORY = 8 * 2**30  # bytes that a test run may write to: a slip that asks for all there is ends nothing else
 PASSED, FAILED, INTERRUPTED = 0, 1, 2  # pytest's exit codes; 2 also where a file cannot be imported
 RUNNING: set[subprocess.Popen[str]] = set()
 
