@@ -489,6 +489,47 @@ def test_a_scan_gives_the_answers_and_gradients_of_layers_written_out(
         np.testing.assert_allclose(slope, other, rtol=1e-8, atol=small, err_msg=leaf.name)
 
 
+@pytest.mark.parametrize(
+    "names", [["bank-pair"], ["bank-scalar-tied"], ["bank-rows-own"], ["bank-pair", "bank-scalar"]]
+)
+def test_a_bank_that_is_given_room_bit_by_bit_is_the_same(
+    names: list[str], x64: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seven layers in loops of 2, 2, 2 and 1, whose banks have room for 2, 4, 6 and 7."""
+    monkeypatch.setattr(unroll, "ROOM", 2)
+    reader = Gradient(preconditioner("full", 7))
+    algorithm = gated([Method(reader, memories(7)[name], 7) for name in names])
+    assert unroll.loop_ends(algorithm, 7) == [2, 4, 6, 7]
+    (scanned, slopes), (wanted, right) = both_loops(algorithm, problems()["prompts last"], monkeypatch)
+    assert relative(scanned, wanted) < EXACT
+    for leaf, slope, other in zip(leaves(algorithm), slopes, right, strict=True):
+        np.testing.assert_allclose(
+            slope, other, rtol=1e-8, atol=1e-9 * float(jnp.abs(other).max()), err_msg=leaf.name
+        )
+
+
+def test_what_is_not_said_to_fill_up_has_one_loop(x64: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A memory may do with its room what it likes: here the last directions of a circle of that size."""
+
+    class Circle(Memory):
+        def start(self, nothing: Any, state: Any, problem: Problem, room: int | None) -> Any:
+            size = DEEP if room is None else room
+            return jax.tree.map(lambda a: jnp.zeros((size, *a.shape), a.dtype), nothing)
+
+        def __call__(self, direction: Any, past: Any, state: Any, problem: Problem, layer: Any) -> Any:
+            oldest = jax.tree.map(lambda a: a[0], past)
+            pushed = jax.tree.map(lambda a, new: jnp.concatenate([a[1:], new[None]]), past, direction)
+            return 0.1 * direction + 0.05 * oldest, pushed
+
+    one = Method(Gradient(preconditioner("full", DEEP)), Circle(), DEEP)
+    mixed = gated([one, Method(one.reader, memories(DEEP)["bank-scalar"], DEEP)])
+    monkeypatch.setattr(unroll, "ROOM", 2)
+    for algorithm in (one, mixed):
+        assert unroll.loop_ends(algorithm, DEEP) == [DEEP]
+        (scanned, _), (wanted, _) = both_loops(algorithm, problems()["prompts last"], monkeypatch)
+        assert relative(scanned, wanted) < EXACT
+
+
 def test_layers_of_a_scan_are_switched_off(x64: None) -> None:
     method = Method(Gradient(preconditioner("full", DEEP)), memories(DEEP)["bank-scalar"], DEEP)
     problem, active = Quadratic.of(PAIR[0]), jnp.asarray([1.0] * 10 + [0.0] * 2)

@@ -84,6 +84,10 @@ class PerPrompt(Algorithm):
     def moves_covariates(self) -> bool:
         return self.model.moves_covariates
 
+    @property
+    def fills_up(self) -> bool:
+        return self.model.fills_up
+
     def as_algorithm(self) -> "PerPrompt":
         return PerPrompt(self.model.as_algorithm(), self.steps, self.gates)
 

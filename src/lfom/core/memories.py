@@ -35,7 +35,8 @@ class Memory(eqx.Module):
 
     linear: whether the step is a fixed linear combination of directions. conjugate: whether the steps are those of
     conjugate gradients. forgets: whether the step is a number times the direction just read. has_numbers: whether its
-    coefficients are numbers, or one for the context and one for the query.
+    coefficients are numbers, or one for the context and one for the query. fills_up: whether layer l fills entry l of
+    its room, and reads no later one, so that a loop may be given room bit by bit.
 
     >>> import lfom
     >>> class Twice(lfom.Memory):
@@ -51,6 +52,7 @@ class Memory(eqx.Module):
     linear: ClassVar[bool] = True
     conjugate: ClassVar[bool] = False
     forgets: ClassVar[bool] = False
+    fills_up: ClassVar[bool] = False
 
     @property
     def views(self) -> tuple[str, ...]:
@@ -204,6 +206,7 @@ class Bank(Memory):
     own coefficient is 1 instead of Gamma_l^l (docs/mathematics.md 2.3).
     """
 
+    fills_up = True
     gamma: Coefficient = part(
         axes=lambda bank: "past" if bank.tied else "layers past", unread=_never_read, scales=_own
     )
@@ -237,7 +240,9 @@ class Bank(Memory):
             return jax.lax.dynamic_update_index_in_dim(stored, new.astype(stored.dtype), layer, 0)
 
         bank = jax.tree.map(keep, past, direction)
-        terms = jax.vmap(problem.times)(self.gamma, past if self.own_is_one else bank)  # later ones are zero
+        room = jax.tree.leaves(past)[0].shape[0]
+        gamma = jax.tree.map(lambda a: a[:room], self.gamma)  # of directions that there is room for
+        terms = jax.vmap(problem.times)(gamma, past if self.own_is_one else bank)  # later ones are zero
         step = jax.tree.map(lambda a: jnp.sum(a, axis=0), terms)
         return direction + step if self.own_is_one else step, bank
 
@@ -378,7 +383,7 @@ class ConjugateBank(Memory):
     none (in float64).
     """
 
-    linear, conjugate = False, True
+    linear, conjugate, fills_up = False, True, True
     stop: ClassVar[float] = 0.0  # it goes on as far as rounding lets it
 
     def start(self, nothing: Any, state: Any, problem: Problem, room: int | None) -> ConjugatedBank:

@@ -92,6 +92,11 @@ class Algorithm(eqx.Module):
     @abc.abstractmethod
     def moves_covariates(self) -> bool: ...
 
+    @property
+    def fills_up(self) -> bool:
+        """Whether its loop may be given room bit by bit (see Memory)."""
+        return False
+
     @abc.abstractmethod
     def start(self, state: Any, problem: Problem, room: int | None) -> Any:
         """What is remembered before the first layer. room: for so many layers, which then all remember
@@ -403,6 +408,10 @@ class Method(Algorithm):
         return self.memory.splits
 
     @property
+    def fills_up(self) -> bool:
+        return self.memory.fills_up
+
+    @property
     def moves_covariates(self) -> bool:
         return self.reader.moves_covariates
 
@@ -574,6 +583,10 @@ class Mixture(Algorithm):
     @property
     def moves_covariates(self) -> bool:
         return any(head.moves_covariates for head in self.heads)
+
+    @property
+    def fills_up(self) -> bool:
+        return all(head.fills_up for head in self.heads)
 
     @property
     def homogeneous(self) -> bool:

@@ -20,6 +20,7 @@ from lfom.core.problems import Problem
 
 WRITTEN_OUT = 8  # layers: up to here they are written out, as far as that measured faster than a scan
 WRITTEN_OUT_COVARIATES = 5  # the same for GD++
+ROOM, LOOPS = 8, 7  # a memory that fills up has a loop for so many layers, and so many loops at most
 
 Active = Float[Array, " depth"]  # 1 for layers that step, 0 for those that are switched off
 Watch = Callable[[Any, Any], Any]  # (state, past) -> what is kept of a layer
@@ -56,12 +57,13 @@ def trace(
             seen.append(found)
         return first, carry[0], jax.tree.map(lambda *rows: jnp.stack(rows), *seen)
 
+    ends = loop_ends(algorithm, depth)
     # Parameters may be more precise than the problem: then the states are, too.
-    one, carry = jax.tree.map(lambda a: a[0], numbers), begin(first, depth)
+    one, carry = jax.tree.map(lambda a: a[0], numbers), begin(first, ends[0])
     shapes = jax.eval_shape(lambda carry: layer(carry, one, 0)[0][0], carry)
     if _types(first) != _types(shapes):
         first = jax.tree.map(lambda a, to: jnp.broadcast_to(a, to.shape).astype(to.dtype), first, shapes)
-        carry = begin(first, depth)
+        carry = begin(first, ends[0])
 
     def body(carry: Any, now: Any) -> tuple[Any, Any]:
         return layer(carry, *now)
@@ -70,8 +72,27 @@ def trace(
         algorithm.moves_covariates
     ):  # on the way back its layers are computed again: what they would keep is larger
         body = jax.checkpoint(body, prevent_cse=False)
-    (last, _), seen = jax.lax.scan(body, carry, (numbers, jnp.arange(depth)))
-    return first, last, seen
+    found, done = [], 0
+    for end in ends:
+        larger = jax.eval_shape(lambda end=end: begin(first, end)[1])
+        carry = carry[0], jax.tree.map(_moved_to, carry[1], larger)
+        now = jax.tree.map(lambda a: a[done:end], numbers), jnp.arange(done, end)
+        carry, seen = jax.lax.scan(body, carry, now)
+        found, done = [*found, seen], end
+    return first, carry[0], jax.tree.map(lambda *parts: jnp.concatenate(parts), *found)
+
+
+def loop_ends(algorithm: Algorithm, depth: int) -> list[int]:
+    """Where loops end. A memory that fills up is given room bit by bit: early layers do not go through the room of later ones."""
+    parts = max(1, min(LOOPS, -(-depth // ROOM))) if algorithm.fills_up else 1
+    return [-(-depth * (part + 1) // parts) for part in range(parts)]
+
+
+def _moved_to(stored: Array, like: Any) -> Array:
+    """Into more room."""
+    if stored.shape == like.shape:
+        return stored
+    return jnp.pad(stored, [(0, to - own) for own, to in zip(stored.shape, like.shape, strict=True)])
 
 
 def _types(tree: Any) -> list[Any]:
