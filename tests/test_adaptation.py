@@ -365,3 +365,29 @@ def test_one_token_is_enough_with_labels() -> None:
 
 def test_folds_hold_out_one_token_at_a_time_up_to_twenty() -> None:
     assert [fold_size(n, None) for n in (2, 20, 21, 100)] == [1, 1, 2, 5]
+
+
+@pytest.mark.parametrize("setting", ["labelled", "label-free"])
+def test_a_model_that_diverges_adapted_or_not_is_refused(setting: str, batch: Prompt) -> None:
+    """Its steps are so large that no number that is tried ends within those of float32."""
+    steep = lfom.gradient_descent(1e30, steps=3)
+    with pytest.raises(FloatingPointError, match="not finite, adapted or not: the model diverges"):
+        adapt(steep, batch, setting=setting, train="coefficients", steps=1)
+
+
+def test_gates_of_an_expert_that_overflows_report_infinity(batch: Prompt) -> None:
+    found = adapt(mixture([lfom.gradient_descent(1e25, steps=2)]), batch, setting="per prompt", steps=1)
+    assert not np.isnan(found.before).any()
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_a_model_that_holds_no_number_is_refused_with_its_place(number: float, batch: Prompt) -> None:
+    model = Method(gd_reader(0, batch, 3), Forget(jnp.asarray([0.1, number, 0.1])), 3)
+    data = lfom.LinearRegression([1.0] * D, N)
+    for call in (
+        lambda: adapt(model, batch, train="coefficients"),
+        lambda: fit(model, data, key=jax.random.key(0)),
+        lambda: lfom.evaluate({"mine": model}, data, prompts=100, key=jax.random.key(0)),
+    ):
+        with pytest.raises(InputError, match=r"holds NaN or infinity in memory\.eta"):
+            call()

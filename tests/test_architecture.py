@@ -282,6 +282,10 @@ def switches(module: Module, names: set[str]) -> list[str]:
     """isinstance, issubclass, type(x) is, hasattr, checks.has and match on classes of these names, with the line each
     stands in; "NO REASON" where no comment stands there or in the line before."""
     found, lines = [], module.text.splitlines()
+    for said in module.tree.body:  # tables and unions of classes
+        if isinstance(said, ast.Assign | ast.AnnAssign) and said.value and mentioned(said.value) & names:
+            targets = said.targets if isinstance(said, ast.Assign) else [said.target]
+            names = names | {name for target in targets for name in mentioned(target)}
     for node, _ in _walk(module.tree):
         switch = False
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):

@@ -152,7 +152,8 @@ def test_the_default_is_adam_and_least_squares_says_why_not() -> None:
         fit(model, DATA, key=KEY, optimiser=LeastSquares())
     quadratics = DATA.quadratics(KEY, 10)
     with pytest.raises(
-        InputError, match="data is a Quadratic: this model is trained in the view 'tokens', so pass a Dist"
+        InputError,
+        match="data is a Quadratic: it must be a Distribution or prompts, or a list of these, one per run, to train in the view 'tokens'",
     ):
         fit(model, quadratics, key=KEY, optimiser=Adam(steps=10))
 

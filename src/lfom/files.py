@@ -198,11 +198,10 @@ def _unsound(thing: Any) -> str | None:
         try:
             depth = checks.count("depth", method.depth)
             check_layers(method, depth)
+            for field, kind in LEARNED.items() if (known := method.facts) is not None else ():
+                checks.instance(field, getattr(known, field), kind, "what `lfom.learn` knows")
         except Exception as error:  # of a user's class, or of parts that do not fit together
             return f"its {name} makes no sense ({type(error).__name__}: {error})"
-        known = method.facts
-        if known is not None and not all(isinstance(getattr(known, n), kind) for n, kind in LEARNED.items()):
-            return f"what is known of its {name} is not what `lfom.learn` knows"
         if depth > MOST_LAYERS:
             return f"its {name} has {depth:,} layers, and at most {MOST_LAYERS:,} are saved"
     return None

@@ -36,7 +36,7 @@ from lfom.core.arrays import as_array
 from lfom.core.checks import InputError
 from lfom.core.kernels import Kernel, check_semidefinite
 from lfom.core.methods import Algorithm, Mixture, a_method
-from lfom.core.parameters import check_dimension, shapes, sizes
+from lfom.core.parameters import check_dimension, check_numbers, shapes, sizes
 from lfom.core.problems import Problem, Quadratic, gram_of
 from lfom.core.runs import PerRun, by_run, common_runs, each_run
 from lfom.core.states import common
@@ -138,6 +138,8 @@ def adapt(
     runs = common_runs(model=model, prompts=prompts)
     models = [one.as_algorithm() for one in each_run(model, runs)]  # what was learned is of others
     check_constants(models)
+    for one in models:
+        check_numbers("model", one)
     each = [replace(checked(one), weights=None) for one in each_run(prompts, runs)]
     given = _stacked(each)
     _has_kinds(models[0], kinds, setting)
@@ -187,6 +189,7 @@ def _adapt_each(model: Mixture, prompts: Prompt, view: str, size: int, steps: in
 def _kept(model: Mixture, gates: Array, before: Array, after: Array) -> tuple[Array, ...]:
     """Gates that made the held-out error no worse, and the model's own elsewhere."""
     own = jnp.broadcast_to(model.gates[..., None], gates.shape)
+    before = jnp.where(jnp.isnan(before), jnp.inf, before)  # it overflows
     better = ~(after > before) & jnp.isfinite(after)
     return jnp.where(better, gates, own), before, jnp.where(better, after, before), better
 
@@ -305,6 +308,11 @@ def _shared(
         errors = total_losses(template, pair, chunked(contexts)) / tokens
         kept = ~(errors[:, 1] > errors[:, 0])
         before, after = errors[:, 0], np.where(kept, errors[:, 1], errors[:, 0])
+        if not np.isfinite(after).all():
+            raise FloatingPointError(
+                f"the held-out error of run {int(np.argmin(np.isfinite(after)))} is not finite, adapted or not: the model diverges on "
+                "these prompts. Lower its step sizes, or train it on prompts like these."
+            )
     chosen = np.where(kept[:, None], found, start)
     adapted = [from_vector(template, vector) for vector in chosen]
     return adapted, before, after, kept.astype(float), len(history) - 1, history

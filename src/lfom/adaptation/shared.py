@@ -145,7 +145,8 @@ def fit_shared(
         if known is None or small or late or step == budget.steps:
             break
         normal, slope = equations(model, train, vectors, sets)
-        steps = damped_steps(normal, slope, DAMPING)  # (runs, 1 + dampings, p), none at all first
+        with np.errstate(all="ignore"):  # of a run that overflows, whose steps are none
+            steps = damped_steps(normal, slope, DAMPING)  # (runs, 1 + dampings, p), none at all first
         steps = np.where(np.isfinite(steps), steps, 0.0)
         candidates = np.repeat(vectors[:, None], steps.shape[1], axis=1)
         candidates[..., known.index] += steps

@@ -308,6 +308,16 @@ def check_dimension(
         )
 
 
+def check_numbers(name: str, tree: Any) -> None:
+    """All numbers that can be trained must be finite."""
+    for leaf in leaves(tree):
+        if leaf.kind is not None and not np.isfinite(np.asarray(leaf.array)).all():
+            raise InputError(
+                f"{name} holds NaN or infinity in {leaf.name.lstrip('.')}: all numbers of a method must be finite. Take the last one "
+                "that was, or make it again."
+            )
+
+
 def check_layers(
     tree: Any, depth: int, grid: int | None = None, prompts: tuple[int, ...] | None = None
 ) -> None:

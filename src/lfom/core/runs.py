@@ -6,6 +6,7 @@ there is none). Stacking and taking apart
 is done on the host: nothing is compiled for it.
 """
 
+import dataclasses
 import hashlib
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
@@ -17,16 +18,31 @@ import numpy as np
 from lfom.core import checks
 from lfom.core.arrays import as_array
 from lfom.core.checks import InputError, has, shown
-from lfom.core.parameters import outline
+from lfom.core.parameters import outline, shapes
 
 
 def _on_arrays(work: Callable[..., np.ndarray], items: Sequence[Any]) -> Any:
     def one(*leaves: Any) -> Any:
         if not eqx.is_array(leaves[0]):
             return leaves[0]
-        return as_array(work(*(np.asarray(leaf) for leaf in leaves)))
+        found = as_array(work(*map(_plain, leaves)))
+        return (
+            jax.random.wrap_key_data(found, impl=jax.random.key_impl(leaves[0]))
+            if _is_key(leaves[0])
+            else found
+        )
 
     return jax.tree.map(one, *items)
+
+
+def _is_key(array: Any) -> bool:
+    """Whether it holds random keys of JAX."""
+    return bool(jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key))
+
+
+def _plain(array: Any) -> np.ndarray:
+    """On the host; random keys as the numbers that they are made of."""
+    return np.asarray(jax.random.key_data(array) if _is_key(array) else array)
 
 
 def stack(items: Sequence[Any], axis: int = 0) -> Any:
@@ -48,14 +64,17 @@ def fingerprint(tree: Any) -> Hashable:
     """What differs wherever the class, the options or the numbers of something differ. Two classes of one name are two:
     that of a notebook's cell that was run again, for one."""
     leaves, structure = jax.tree.flatten(tree)
-    found = hashlib.sha256()
-    for leaf in leaves:
-        if eqx.is_array(leaf) or isinstance(leaf, np.ndarray | np.generic):
-            known = np.asarray(leaf)
-            found.update(f"{known.shape} {known.dtype}".encode() + known.tobytes())
-        else:
-            found.update(repr(leaf).encode())
-    return structure, found.hexdigest()
+    return structure, tuple(map(_known_by, leaves))
+
+
+def _known_by(leaf: Any) -> Hashable:
+    """What tells it from others: of an array a checksum. A function, or whatever else is no number, is itself."""
+    if eqx.is_array(leaf) or isinstance(leaf, np.ndarray | np.generic):
+        known = _plain(leaf)
+        return known.shape, str(leaf.dtype), hashlib.sha256(known.tobytes()).digest()
+    if isinstance(leaf, Hashable) and not isinstance(leaf, int | float | complex):
+        return leaf
+    return type(leaf), repr(leaf)  # 1, 1.0 and True are equal
 
 
 class PerRun(eqx.Module):
@@ -82,6 +101,10 @@ class PerRun(eqx.Module):
         if count is not None:
             checks.count("count", count)
         listed = isinstance(items, list | tuple)
+        if listed and count not in (None, len(items)):
+            raise InputError(f"count is {count}, and the list has {len(items)} runs: leave count out.")
+        if not listed:
+            _check_stacked(items)
         self.stacked = stack(_alike(items)) if listed else items
         self.count = None if _arrays(self.stacked) else len(items) if listed else count
 
@@ -120,9 +143,24 @@ def joined(groups: Sequence[PerRun]) -> PerRun:
     return PerRun(concatenate([group.stacked for group in groups]), sum(group.runs or 0 for group in groups))
 
 
+def _check_stacked(tree: Any) -> None:
+    """What is no list has runs on the leading axis of every array."""
+    sizes = {array.shape[:1] for array in _arrays(tree)}
+    alone = any(leaf.kind is not None and leaf.array.ndim == len(leaf.axes) for leaf in shapes(tree))
+    if alone or len(sizes) > 1 or () in sizes:
+        raise InputError(
+            f"items is {shown(tree)}, a single one: pass a list with one model, distribution or batch per run. What "
+            "is shared by all runs needs no PerRun."
+        )
+
+
 def _alike(items: Sequence[Any]) -> list[Any]:
     if not items:
         raise InputError("the list of runs is empty: pass at least one.")
+    if not all(
+        _arrays(item) or not jax.tree_util.treedef_is_leaf(jax.tree.structure(item)) for item in items
+    ):
+        return list(items)  # no model, distribution or batch: who asked for these says so
     # What is only known of each may differ: they are run without it.
     if any(outline(item) != outline(items[0]) for item in items):
         # methods and optima share no class, and data have no algorithm
@@ -130,10 +168,33 @@ def _alike(items: Sequence[Any]) -> list[Any]:
     for run, item in enumerate(items):
         if outline(item) != outline(items[0]):
             raise InputError(
-                f"run {run} differs from run 0 in its class, its options or the shapes of its arrays: all runs must "
+                f"run {run} differs from run 0 {_difference(item, items[0]) or 'in its class'}: all runs must "
                 "be alike, since they are computed together. Call once for each kind."
             )
     return list(items)
+
+
+def _difference(item: Any, first: Any, name: str = "") -> str | None:
+    """In what they differ, as the end of a sentence; None where they do not."""
+    if eqx.is_array(item) and eqx.is_array(first):
+        if item.shape != first.shape:
+            return f"in the shape of {name}, {item.shape} instead of {first.shape}"
+        return None if item.dtype == first.dtype else f"in {name}, {item.dtype} instead of {first.dtype}"
+    if type(item) is not type(first):
+        return f"in {name or 'its class'}, {type(item).__name__} instead of {type(first).__name__}"
+    if dataclasses.is_dataclass(item):
+        inner = {
+            field.name: (getattr(item, field.name), getattr(first, field.name))
+            for field in dataclasses.fields(item)
+        }
+    elif isinstance(item, list | tuple) and len(item) == len(first):
+        inner = {str(place): pair for place, pair in enumerate(zip(item, first, strict=True))}
+    else:
+        return (
+            None if item is first or item == first else f"in {name}, {shown(item)} instead of {shown(first)}"
+        )
+    each = (_difference(*pair, f"{name}.{part}".lstrip(".")) for part, pair in inner.items())
+    return next((found for found in each if found), None)
 
 
 def by_run(thing: Any) -> PerRun | None:

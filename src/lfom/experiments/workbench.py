@@ -17,7 +17,7 @@ from lfom.core import checks
 from lfom.core.arrays import as_array
 from lfom.core.compiler import jit_draws
 from lfom.core.methods import Algorithm
-from lfom.core.runs import PerRun, by_run, fingerprint
+from lfom.core.runs import PerRun, by_run, each_run, fingerprint
 from lfom.core.threads import in_threads
 from lfom.core.words import brief
 from lfom.experiments.rows import Curves, by_depth
@@ -205,13 +205,13 @@ class Workbench:
         self,
         model: str | Algorithm,
         training: str,
-        data: PerRun,
+        data: Any,
         depths: Sequence[int] = DEPTHS,
         label: str = "main",
     ) -> Fit:
         """A model, of a curve (by name) or built by yourself, trained on fresh prompts; training: a name of
-        `trainings`."""
-        d = data[0].dimension
+        `trainings`. data: a distribution, or one per run."""
+        d = each_run(data)[0].dimension
         optimiser, phases = self.optimiser(training, model, d), PHASES.get(training)
         name = model if isinstance(model, str) else fingerprint(model)
 

@@ -23,7 +23,7 @@ from lfom.core.devices import used
 from lfom.core.hosts import everywhere
 from lfom.core.kernels import Kernel, check_semidefinite
 from lfom.core.methods import Algorithm
-from lfom.core.parameters import check_dimension, rebuilt, widened
+from lfom.core.parameters import check_dimension, check_numbers, rebuilt, widened
 from lfom.core.problems import Problem, Quadratic
 from lfom.core.runs import by_run, common_runs, each_run, take
 from lfom.core.states import VIEWS, common
@@ -128,7 +128,12 @@ def _each_block(work: Callable[[Any], Any], blocks: Any) -> Any:
 def _entries(methods: Mapping[str, Any], d: int, views: tuple[str, ...] = VIEWS) -> list[_Entry]:
     """Methods that differ only in their numbers and in how many layers they use get one structure: written
     in their common form, and as many layers as the deepest of them, the others switched off."""
-    each = {name: [one.as_algorithm().canonical(d) for one in each_run(own)] for name, own in methods.items()}
+    each = {}
+    for name, own in methods.items():
+        algorithms = [one.as_algorithm() for one in each_run(own)]
+        for one in algorithms:
+            check_numbers(name, one)
+        each[name] = [one.canonical(d) for one in algorithms]
     read = {name: _view(name, own[0], views) for name, own in each.items()}
     for name, (_, kernel) in read.items():
         if kernel is not None:
@@ -233,10 +238,9 @@ def evaluate(
         own = by_run(method)
         check_dimension(method if own is None else own.stacked, first.dimension, name, own is not None)
     entries = _entries(methods, first.dimension, first.views)
-    sources = [take(data, ...)] if each is None else each.each()
-    if len(sources) == 1 and each is None:
-        sources = sources * common_runs(**methods)
-    _check_runs(entries, len(sources))
+    runs = common_runs(**methods)
+    sources = [take(data, ...)] * runs if each is None else each.each()
+    _check_runs(methods, len(sources))
     if contexts is not None:
         return prefix_scores(entries, sources, contexts, prompts, chunk, key, progress)
     views = tuple(dict.fromkeys(entry.view for entry in entries))
@@ -341,16 +345,17 @@ def evaluate_on(methods: Mapping[str, Any], sets: Quadratic, chunk: int = 2_000)
         return Chunk({ITERATES: jax.tree.map(cut, whole)}, np.ones(1, np.int32))
 
     entries = _entries(methods, whole.moment.shape[1])
-    _check_runs(entries, runs)
+    _check_runs(methods, runs)
     found = _scores(entries, draw, draw(0, 0), runs, range(-(-prompts // chunk)), prompts, every=True)
     return {name: Score.of(name, one.mean, one.stderr, one.last[:, :prompts]) for name, one in found.items()}  # type: ignore[index]
 
 
-def _check_runs(entries: list[_Entry], runs: int) -> None:
-    for entry in entries:
-        if len(entry.arrays) not in (1, runs):
+def _check_runs(methods: Mapping[str, Any], runs: int) -> None:
+    for name, method in methods.items():
+        own = by_run(method)
+        if own is not None and own.runs not in (None, runs):
             raise checks.InputError(
-                f"{entry.name} has models for {len(entry.arrays)} runs and the data has {runs}: pass one of "
+                f"{name} has models for {own.runs} runs and the data has {runs}: pass one of "
                 "each for every run, or a method without PerRun for all of them."
             )
 

@@ -22,7 +22,7 @@ from lfom.core.checks import InputError
 from lfom.core.compiler import jit_draws
 from lfom.core.kept import Keep, anew
 from lfom.core.methods import Algorithm, a_method
-from lfom.core.parameters import check_dimension, check_layers, leaves, replaced
+from lfom.core.parameters import check_dimension, check_layers, check_numbers, leaves, replaced
 from lfom.core.parameters import kinds as kinds_of
 from lfom.core.runs import PerRun, by_run, common_runs, each_run
 from lfom.core.states import VIEWS, common
@@ -143,7 +143,7 @@ def fit(
     1
     """
     begun = time.perf_counter()
-    models = _each(model)
+    models, given = _each(model), model
     model = models[0]
     checks.random_key("key", key)
     checks.function("watch", watch, "a function of a state and a record")
@@ -163,7 +163,7 @@ def fit(
         one.check_view(view)
     check_layers(model, model.depth, 1, ())
     chunk, hold_out = min(one.chunk for one in optimisers), max(one.hold_out for one in optimisers)
-    source = sources(_for_runs(data, models), chunk=chunk, hold_out=hold_out, view=view, kernel=model.kernel)
+    source = sources(_for_runs(data, given), chunk=chunk, hold_out=hold_out, view=view, kernel=model.kernel)
     check_dimension(model, source.dimension)
     phases = plan(model, train, optimiser, start, data)
     setting = Setting(source, wanted, model.depth, key, watch, tick, keep)
@@ -202,6 +202,8 @@ def _check_state(state: State, phases: list[Phase], size: tuple[int, int]) -> No
 def _each(model: Any) -> list[Algorithm]:
     """Without what is known of other numbers, as of a method that was learned."""
     found = [a_method("model", one).as_algorithm() for one in each_run(model)]
+    for one in found:
+        check_numbers("model", one)
     check_constants(found)
     return found
 
@@ -217,9 +219,9 @@ def _trained_kinds(train: Any) -> None:
         raise InputError("train is empty: name what is trained, or leave it out for all.")
 
 
-def _for_runs(data: Any, models: list[Algorithm]) -> Any:
+def _for_runs(data: Any, model: Any) -> Any:
     """The data of every run, where there is a model for each."""
-    runs = common_runs(model=models if len(models) > 1 else None, data=data)
+    runs = common_runs(model=model, data=data)
     return [data] * runs if by_run(data) is None and runs > 1 else data
 
 

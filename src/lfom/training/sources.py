@@ -184,12 +184,11 @@ def check_data(model: Any, data: Any) -> None:
 
 
 def _one_batch(item: Any, view: str) -> Prompt:
-    if not isinstance(item, Prompt):  # a user's data, refused with the view that it is read in
-        also = f" (or a {LAST[view].__name__} with prompts on its last axis)" if view in LAST else ""
-        raise InputError(
-            f"data is a {type(item).__name__}: this model is trained in the view {view!r}, so pass a Distribution or "
-            f"prompts{also}, or a list of these, one per run."
-        )
+    also = f" (or a {LAST[view].__name__} with prompts on its last axis)" if view in LAST else ""
+    wanted = (
+        f"a Distribution or prompts{also}, or a list of these, one per run, to train in the view {view!r}"
+    )
+    instance("data", item, Prompt, wanted)
     return item if item.batched else jax.tree.map(lambda a: a[None], item)
 
 
@@ -201,6 +200,7 @@ LAST = {
 
 
 def _prompts_last(item: Any, view: str, kernel: Kernel | None) -> Any:
+    # a user's data: a problem as it is, or prompts
     if isinstance(item, LAST[view]) and item.target is not None and item.target.ndim == 2:
         return item
     return problem_of(_one_batch(item, view), view, kernel)
