@@ -6,23 +6,27 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import lfom
 from lfom import (
     LinearRegression,
     PerRun,
     linear_transformer,
     memformer,
     preconditioned_gradient_descent,
+    prompt_from_arrays,
 )
 from lfom.core.preconditioners import Full
 from lfom.core.runs import take
 from lfom.core.vectors import from_vector, vector_of
 from lfom.experiments import (
     adaptive_methods,
+    authors_protocol,
     batch_size_sweep,
     cg_with_preconditioning,
     cg_without_preconditioning,
@@ -33,26 +37,30 @@ from lfom.experiments import (
     free_attention,
     functional_gradient,
     gates,
+    gaussian_mixture,
     gaussian_mixture_model_ood_lt,
     gaussian_mixture_model_ood_mem,
     gdpp,
     glm,
     guarantee,
+    how_many_experts,
     learnability,
     lfom_gdpp_nonisotropic,
     lfom_nonisotropic,
     mixture_of_experts_ood,
     other_covariates,
     richer_memory,
+    shifted,
     sigma_convergence,
     small_batches,
 )
 from lfom.experiments.against_momentum import NAG
 from lfom.experiments.deeper import Layers5
 from lfom.experiments.gaussian_mixture import BOTH, GATES, PER_PROMPT, Adapted
-from lfom.experiments.statistics import verdict
-from lfom.experiments.workbench import A_THEN_GAMMA, DEPTHS, WITH_PHASES, Outcome, Workbench
+from lfom.experiments.statistics import Claims, verdict
+from lfom.experiments.workbench import A_THEN_GAMMA, CONTEXT, DEPTHS, WITH_PHASES, Outcome, Workbench
 from lfom.limits.optimum import Optimum
+from lfom.methods.classical import APPENDIX_B
 from lfom.training import Fit, Score
 
 RUNS = 3
@@ -92,7 +100,7 @@ def verdicts(claims: Any) -> dict[str, str]:
 
 
 def test_a_rival_that_is_tuned_must_be_beaten_too() -> None:
-    between = {"NAG": 0.0, "NAG, tuned": -1.0, "Memformer": -0.5}
+    between: dict[Any, Loss] = {"NAG": 0.0, "NAG, tuned": -1.0, "Memformer": -0.5}
     found = verdicts(NAG.run(Said(between, "converged")).claims)
     assert found == {"appendix-b-nag-is-best": "fails", "nag-vs-memformer-converged": "partly"}
     found = verdicts(NAG.run(Said(between | {"Memformer": -1.5, "NAG": -0.99}, "converged")).claims)
@@ -118,15 +126,21 @@ def test_shared_numbers_pay_until_those_of_cgd_win(monkeypatch: pytest.MonkeyPat
 
 
 def test_more_layers_are_asked_to_keep_up_until_cgd_is_exact() -> None:
-    exact_after_five = lambda d: -1.0 * d if d < 5 else -60.0  # noqa: E731
+    def exact_after_five(d: int) -> float:
+        return -1.0 * d if d < 5 else -60.0
+
     for behind, wanted in ((0.05, "holds"), (0.15, "fails")):
-        bench = Said({"CGD": exact_after_five, "Memformer": lambda d, b=behind: -1.0 * d + b}, "converged")
+
+        def ours(d: int, behind: float = behind) -> float:
+            return behind - d
+
+        bench = Said({"CGD": exact_after_five, "Memformer": ours}, "converged")
         assert verdicts(Layers5().run(bench).claims)["layers5-keeps-up-converged"] == wanted
 
 
 def test_memory_must_be_lower_than_what_it_is_compared_with() -> None:
     own = lfom_nonisotropic.FROM_ZERO
-    losses = {(own, A_THEN_GAMMA): -1.0, (own, "paper"): -0.5, "NAG": -1.5}
+    losses: dict[Any, Loss] = {(own, A_THEN_GAMMA): -1.0, (own, "paper"): -0.5, "NAG": -1.5}
     bench = Said(losses, "paper", A_THEN_GAMMA)
     found = verdicts(lfom_nonisotropic.compared(bench, bench.data())[1])
     assert found["first-a-then-gamma-is-better"] == "holds"
@@ -295,6 +309,42 @@ def test_gates_on_a_mixture_are_compared_with_the_other_model(monkeypatch: pytes
     }
 
 
+def test_experts_per_prompt_are_above_the_right_one_or_below_ridge(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = (gaussian_mixture.OWN_GATES, gaussian_mixture.RIGHT, gaussian_mixture.BEST_RIDGE)
+    for ours, wanted in ((-3.2, ("holds", "fails")), (-2.0, ("fails", "fails")), (-5.0, ("holds", "holds"))):
+        levels = dict(zip(names, (ours, -3.25, -4.0), strict=True))
+        table = {name: np.full((2, 2), level) for name, level in levels.items()}
+        on_shifts = shifted.OnShifts(table, 10)
+        monkeypatch.setattr(gaussian_mixture, "in_five", lambda bench, curve, found=on_shifts: found)
+        claims = Claims("4.2")
+        gaussian_mixture.five_claims(Said({}, "converged"), "Memformer", "m", claims)
+        assert tuple(verdicts(claims).values()) == wanted
+
+
+def test_more_experts_pay_where_the_loss_falls_by_a_tenth() -> None:
+    falls = {k: -0.2 * at for at, k in enumerate(how_many_experts.NUMBERS)}
+    table = {
+        k: {
+            how_many_experts.GATES: np.full(3, fall),
+            how_many_experts.BEST: np.full(3, fall / 4),
+        }
+        for k, fall in falls.items()
+    }
+    singles = {name: np.full(3, -0.5) for name in ("union", "normalised", "conjugate register")}
+    found = verdicts(how_many_experts.claims(table, singles, -0.52))
+    assert found == {
+        "more-experts-pay-gates": "holds",
+        "more-experts-pay-best": "fails",
+        "eight-experts-beat-one-model": "holds",
+        "union-model-is-at-its-optimum": "holds",
+    }
+
+
+def test_an_error_is_the_probability_of_the_class_that_was_not_chosen() -> None:
+    eta, target = jnp.asarray([2.0, 2.0, -1.0]), jnp.asarray([0.9, 0.2, 0.3])
+    np.testing.assert_allclose(glm.Misclassified().residual(eta, target) ** 2, [0.1, 0.8, 0.3], rtol=1e-5)
+
+
 # Parts that have a law
 
 
@@ -432,7 +482,7 @@ def test_the_best_run_is_the_one_of_the_least_loss() -> None:
 
 def test_the_inverse_covariance_of_a_run_has_no_distance_to_itself() -> None:
     bench, layers = Workbench(runs=2), sigma_convergence.LAYERS
-    model = linear_transformer(5, layers, key=bench.key)
+    model: Any = linear_transformer(5, layers, key=bench.key)
 
     def vector(matrices: Any) -> Any:
         return vector_of(
@@ -444,3 +494,66 @@ def test_the_inverse_covariance_of_a_run_has_no_distance_to_itself() -> None:
     vectors = np.stack([[vector(sizes * jnp.asarray(each, jnp.float32))] for each in inverses])
     assert sigma_convergence.distances(bench, vectors, model).max() < 1e-3
     assert sigma_convergence.distances(bench, vectors[::-1], model).min() > 0.1  # those of the other run
+
+
+def test_attention_of_the_form_has_no_distance_to_it() -> None:
+    """P = diag(b I, c) and Q = -diag(a S^-1, 0), with other numbers in each layer, on the data of each run."""
+    bench, depth = Workbench(runs=2), 2
+    data, model = bench.data(), memformer(5, depth, reader="linear", memory="none", key=jax.random.key(0))
+
+    def vector(inverse: np.ndarray) -> Any:
+        P = np.stack([np.diag([b] * 5 + [c]) for b, c in ((0.1, 1.0), (-0.2, 2.0))])
+        Q = np.stack([np.pad(-a * inverse, ((0, 1), (0, 1))) for a in (0.3, 0.7)])
+        of = [jnp.asarray(part, jnp.float32) for part in (P, Q)]
+        return vector_of(eqx.tree_at(lambda m: (m.reader.P, m.reader.Q), model, tuple(of)))
+
+    inverses = [np.linalg.inv(np.asarray(one.covariance)) for one in data.each()]
+    for order, near in ((1, True), (-1, False)):
+        vectors = np.stack([[vector(inverse)] for inverse in inverses[::order]])
+        P, Q = free_attention.distances(Fit(model, (depth,), vectors, (), 0.0), data, depth)
+        assert P.max() < 1e-3
+        assert Q.max() < 1e-3 if near else Q.min() > 0.1
+
+
+def test_steps_of_appendix_b_act_on_the_sum_over_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(authors_protocol, "prompts", lambda *_: None)
+    monkeypatch.setattr(authors_protocol, "scores", lambda methods, sets: given.update(methods) or {})
+    authors_protocol.with_momentum(Workbench(runs=1))
+    X, y = np.random.default_rng(0).normal(size=(20, 5)), np.arange(20.0)
+    prompt = prompt_from_arrays(X, y, np.ones(5), 0.0)
+    for name, row in (("NAG", "Nesterov"), ("Momentum GD", "momentum")):
+        first = lfom.run(given[name][1], prompt).predictions[-1]
+        np.testing.assert_allclose(first, APPENDIX_B[row][0] * np.sum(X.T @ y), rtol=1e-4)
+
+
+def test_five_heads_train_faster_where_they_do_in_the_first_half(monkeypatch: pytest.MonkeyPatch) -> None:
+    def history(*log_losses: float) -> Any:
+        records = [
+            {"step": 100 * at, "log_loss": [[loss, loss + 0.01 * run] for run in range(RUNS)]}
+            for at, loss in enumerate(log_losses)
+        ]
+        return types.SimpleNamespace(history=records)
+
+    class Trained(Said):
+        def trained(self, *_: Any, **__: Any) -> Any:
+            return history(0.0, -1.0, -2.0, -3.0)
+
+    for five, wanted in (((-0.5, -1.5, -1.5, -2.5), "holds"), ((-0.5, -0.9, -2.5, -3.5), "partly")):
+        monkeypatch.setattr(five_heads, "five_trained", lambda bench, five=five: history(*five))
+        claims = Claims("4.1")
+        rows = five_heads.speed(Trained({}, "paper"), claims)
+        assert claims[0].verdict == wanted
+        assert {row.x for row in rows} == {0, 100, 200, 300}
+
+
+@pytest.mark.parametrize("gamma", richer_memory.PER_TOKEN)
+def test_numbers_written_for_every_token_are_the_same_model(gamma: str) -> None:
+    options: Any = {"preconditioner": "shared", "scale": 0.3}
+    model: Any = memformer(3, 2, gamma="scalar", key=jax.random.key(0), **options)
+    numbers = jnp.asarray([[1.0, 0.0], [0.4, 0.7]])
+    model = eqx.tree_at(lambda m: m.memory.gamma.value, model, numbers)
+    whole = richer_memory._per_token(model, gamma, 3, 2, jax.random.key(1))
+    prompts = LinearRegression([1.0, 0.5, 0.25], CONTEXT).prompts(jax.random.key(2), 2)
+    found, wanted = (lfom.run(one, prompts, view="tokens").predictions for one in (whole, model))
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)

@@ -208,7 +208,9 @@ def test_the_image_of_a_direction_goes_where_it_goes() -> None:
 
     a, b = direction(), direction()
     for made in (0.5 * a, a * 0.5, a / 4, a + b, a - b, 2.0 * a - b / 3):
-        np.testing.assert_allclose(made.image, H @ np.asarray(made.context.w), rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(
+            np.asarray(made.image), H @ np.asarray(made.context.w), rtol=1e-5, atol=1e-5
+        )
     assert (a + Direction(a.context)).image is None
 
 

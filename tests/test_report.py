@@ -433,4 +433,4 @@ def test_the_figure_of_a_method_shows_its_last_polynomial() -> None:
     t, p = np.asarray(curve.get_data())
     assert t[-1] > 4
     np.testing.assert_allclose(p, (1 - t / 2) ** 2, atol=1e-6)
-    np.testing.assert_allclose(end.get_xdata(), 4, rtol=1e-3)
+    np.testing.assert_allclose(np.asarray(end.get_xdata()), 4, rtol=1e-3)
