@@ -49,10 +49,13 @@ from lfom.experiments import (
     lfom_nonisotropic,
     mixture_of_experts_ood,
     other_covariates,
+    prefixes,
+    published_curves,
     richer_memory,
     shifted,
     sigma_convergence,
     small_batches,
+    text_spectrum,
 )
 from lfom.experiments.against_momentum import NAG
 from lfom.experiments.deeper import Layers5
@@ -61,6 +64,7 @@ from lfom.experiments.statistics import Claims, verdict
 from lfom.experiments.workbench import A_THEN_GAMMA, CONTEXT, DEPTHS, WITH_PHASES, Outcome, Workbench
 from lfom.limits.optimum import Optimum
 from lfom.methods.classical import APPENDIX_B
+from lfom.report.results import Row
 from lfom.training import Fit, Score
 
 RUNS = 3
@@ -557,3 +561,78 @@ def test_numbers_written_for_every_token_are_the_same_model(gamma: str) -> None:
     prompts = LinearRegression([1.0, 0.5, 0.25], CONTEXT).prompts(jax.random.key(2), 2)
     found, wanted = (lfom.run(one, prompts, view="tokens").predictions for one in (whole, model))
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_one_training_sees_one_length_and_the_other_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, set[tuple[int, ...]]] = {}
+
+    class Trained(Said):
+        def trained(self, model: Any, training: str, data: Any, *_: Any, **__: Any) -> Any:
+            lengths = {tuple(np.asarray(one.lengths).tolist()) for one in data.each()}
+            seen[training] = seen.get(training, set()) | lengths
+            return types.SimpleNamespace(per_run=lambda: None)
+
+    ridge: Any = ("ridge", "none")
+    monkeypatch.setattr(prefixes, "descent", lambda bench: None)
+    monkeypatch.setattr(prefixes, "_scores", lambda *_: {ridge: None})
+    monkeypatch.setattr(prefixes, "rows_of", lambda *_: [])
+    monkeypatch.setattr(prefixes, "claims_of", lambda *_: Claims(""))
+    prefixes.Prefixes().run(Trained({}, "converged"))
+    assert seen == {prefixes.AT: {(40, 40)}, prefixes.OVER: {(1, 40)}}
+
+
+def test_shifts_change_the_eigenvalues_that_they_say() -> None:
+    bench = Workbench(runs=2)
+    found, spectrum = shifted.shifted_data(bench), np.asarray(bench.data()[0].spectrum)
+    for at, (family, x) in enumerate(shifted.PLACES):
+        wanted = spectrum * x if family == "variance" else spectrum**x if family == "power" else spectrum
+        for run in range(2):
+            one, plain = found[at * 2 + run], bench.data()[run]
+            covariance = np.asarray(one.root).T @ np.asarray(one.root)
+            np.testing.assert_allclose(np.linalg.eigvalsh(covariance), np.sort(wanted), rtol=1e-3)
+            same = np.allclose(covariance, np.asarray(plain.covariance), atol=1e-3)
+            assert same == (family not in ("variance", "power", "angle") or (family, x) == ("variance", 1.0))
+            assert float(one.length) == (x if family == "length" else CONTEXT)
+            assert float(one.noise) == pytest.approx(x if family == "noise" else 0.0)
+
+
+def test_classical_promises_are_those_of_the_literature() -> None:
+    """f(w_N) - f* is at most L / (4 N + 2) |w_0 - w*|^2 for gradient descent with steps of 1 / L."""
+    promises = guarantee.promises()
+    assert promises["GD"] * guarantee.ogm_bound(guarantee.STEPS) == pytest.approx(1 / 34, rel=1e-4)
+    assert 1 < promises["Fast gradient"] < promises["GD"]
+
+
+def test_published_curves_stand_beside_the_mean_of_each_run() -> None:
+    published = [Row("Memformer", "published", 1, 0.5, scored_on="fresh")]
+    ours = {1: np.asarray([[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]])}  # (runs, sets)
+    rows = published_curves.both_rows("figure", published, ours)
+    assert [(row.training, row.run, row.value) for row in rows] == [
+        ("published", None, 0.5), ("paper", 0, 1.0), ("paper", 1, 4.0),
+    ]  # fmt: skip
+    assert {row.measure for row in rows} == {"figure"}
+
+
+def test_curves_that_all_figures_share_have_no_prefix() -> None:
+    curves = {
+        (curve, "none"): scores(0.0, (1,)) for curve in ("CGD", "NAG, tuned", "Memformer", "exact optimum")
+    }
+    rows = text_spectrum.figure_rows("register, ", curves, "m")
+    assert {row.curve for row in rows} == {"CGD", "NAG, tuned", "register, Memformer", "exact optimum"}
+
+
+@pytest.mark.parametrize(("ours", "wanted"), [(-0.8, "fails"), (-1.2, "holds")])
+def test_gates_must_beat_the_best_expert(ours: float, wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    losses = {"expert 1": 0.0, "expert 2": -1.0, "expert 3": -0.5, "ideal": -2.0, "CGD": 0.0}
+    losses |= {"3 heads": ours, mixture_of_experts_ood.ADAPTATION: ours}
+    table = {
+        (name, v): scores(loss) for name, loss in losses.items() for v in mixture_of_experts_ood.ALL_VARIANCES
+    }
+    monkeypatch.setattr(mixture_of_experts_ood, "on_variances", lambda bench: table)
+    nothing = types.SimpleNamespace(rows=lambda points: [])
+    monkeypatch.setattr(mixture_of_experts_ood, "on_shifts", lambda bench: nothing)
+    found = mixture_of_experts_ood.UnseenVariances().run(Said({}, "converged"))
+    assert verdicts(found.claims) == {
+        "gates-robust-to-unseen-variances": "fails",
+        "gates-beat-single-expert": wanted,
+    }
