@@ -2,17 +2,19 @@
 
 import io
 import json
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import lfom
 from lfom.bench import solve
 from lfom.bench.loops import chebyshev, conjugate_gradients
 from lfom.bench.rival import Judge, Rival
 from lfom.bench.rivals import _batched, baseline, rivals
-from lfom.bench.solve_report import COLUMNS, method_table, rows, summary_table, write
+from lfom.bench.solve_report import COLUMNS, _verdict, method_table, rows, summary_table, write
 from lfom.bench.timing import all_times
 from lfom.bench.views import view
 from lfom.cli import app
@@ -82,6 +84,16 @@ def test_chebyshev_keeps_its_bound() -> None:
         assert error <= 1 / np.cosh(steps * np.arccosh(5.1 / 4.9)) * (1 + 1e-9)
 
 
+def test_jacobi_makes_a_diagonal_system_one_step() -> None:
+    rng = np.random.default_rng(0)
+    k = np.exp(rng.normal(size=(3, 6))).astype(np.float32)
+    b = rng.normal(size=(3, 6)).astype(np.float32)
+    problems = lfom.LinearSystems(lambda k, v: k * v, b, data=k, diagonal=k)
+    np.testing.assert_allclose(baseline(problems).run(1), b / k, rtol=1e-4)
+    plain = _batched(problems, conjugate_gradients, jacobi=False, tune=False)(1)
+    assert np.abs(plain - b / k).max() > 0.1
+
+
 def test_scores_know_the_start_the_optimum_and_failures() -> None:
     batch = FAMILIES["table"].held_out(3)
     score = Judge(batch)
@@ -114,6 +126,28 @@ def test_slow_programs_lose_patience_and_fast_ones_do_not() -> None:
     times = all_times({"slow": lambda: time.sleep(0.02), "fast": lambda: None}, 5, patience=0.03)
     assert len(times["slow"]) == 2
     assert len(times["fast"]) == 5
+
+
+def test_the_summary_says_who_is_faster_and_by_how_much(tmp_path: Path) -> None:
+    def made(method: str, library: str, milliseconds: dict[float, float]) -> solve.Measured:
+        rival = Rival(method, library, lambda steps: None, 4, learned=library == "learned")
+        reached = {a: solve.Reached(8, 1e-3 * ms) for a, ms in milliseconds.items()}
+        return solve.Measured(rival, {8: (0.1, 0.2, 0.3)}, reached=reached)
+
+    ours = made("scalar", "learned", {1e-2: 2.0, 1e-4: 6.0})
+    others = [made("CG", "JAX", {1e-2: 5.0, 1e-4: 3.0}), made("CG", "SciPy", {1e-2: 9.0})]
+    comparison = solve.Comparison("table", 4, 60, ours, [ours, *others])
+    assert _verdict(comparison, 1e-2) == (
+        "scalar, learned", "2.0", "2.0", "learned, 2.5 times faster than CG, JAX",
+    )  # fmt: skip
+    assert _verdict(comparison, 1e-4) == ("CG, JAX", "3.0", "6.0", "do not use: CG, JAX is 2.0 times faster")
+    times = {row.name: (row.ours, row.rival) for row in rows(comparison) if row.unit == "ms"}
+    assert times["table to 0.01: CG, SciPy"] == (pytest.approx(2.0), pytest.approx(9.0))
+    assert times["table to 0.0001: CG, SciPy"] == (pytest.approx(6.0), None)
+    write([comparison], tmp_path)
+    line = dict(zip(COLUMNS, (tmp_path / "curves.csv").read_text().splitlines()[1].split(","), strict=True))
+    assert (line["lower"], line["error"], line["upper"]) == ("0.1", "0.2", "0.3")
+    assert (line["method"], line["steps"], line["problems"]) == ("scalar", "8", "4")
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,7 @@ from lfom.solving import statuses
 from lfom.solving.groups import shortened
 from lfom.solving.linear_systems import surely_indefinite
 from lfom.solving.program import program_of
+from lfom.solving.records import _as_jax
 from tests.learned_problems import fresh_regressions, grids, learned, regressions, systems
 
 LENGTHS = (5, 30, 9, 2, 400, 12)  # the long one is shortened
@@ -656,3 +657,11 @@ def test_entries_alone_show_some_indefinite_matrices_and_no_other() -> None:
     for bad in (np.diag([1.0, 1, 1, 1, -1e-3]), minor, -np.eye(5)):
         assert bool(surely_indefinite(jnp.asarray(bad)))
         assert bool(surely_indefinite(jnp.asarray(1e30 * bad, np.float32)))
+
+
+def test_what_cores_have_found_keeps_its_precision_whatever_jax_computes_in() -> None:
+    found = {"w": np.full(3, 1 / 3), "half": np.full(3, 1 / 3, np.float32), "steps": np.arange(3)}
+    ours = _as_jax(found)
+    for name, array in found.items():
+        assert ours[name].dtype == array.dtype
+        np.testing.assert_array_equal(np.asarray(ours[name]), array)

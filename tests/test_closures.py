@@ -1,5 +1,6 @@
 """Operators and losses that close over values: read as they are now, and never differentiated in silence."""
 
+import functools
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ import pytest
 
 import lfom
 from lfom.core.checks import InputError
+from lfom.solving.closures import read_outside
 
 pytestmark = pytest.mark.usefixtures("x64")
 B = np.ones((3, 2))
@@ -64,3 +66,35 @@ def test_values_that_are_traced_are_read_and_not_differentiated(loss: bool) -> N
     for change in (jax.grad(f), jax.grad(jax.jit(f)), jax.jit(jax.grad(f)), jax.jacfwd(f)):
         with pytest.raises(InputError, match="closes over a value that is differentiated"):
             change(2.0)
+
+
+@pytest.mark.parametrize("way", ["inner", "default", "keyword", "method", "partial", "attribute of a dict"])
+def test_whatever_way_a_value_is_read_it_is_seen_to_change(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    values: Any = [2.0]
+
+    class Holds(list):  # type: ignore[type-arg]
+        def times(self, data: Any, v: Any) -> Any:
+            return self[0] * v
+
+    held, table = Holds(values), {"c": values}
+    ways: dict[str, Any] = {
+        "inner": lambda data, v: (lambda u: FACTOR * u)(v),
+        "default": lambda data, v, c=values: c[0] * v,
+        "keyword": keyword_only(values),
+        "method": held.times,
+        "partial": functools.partial(lambda c, data, v: c[0] * v, values),
+        "attribute of a dict": lambda data, v: table["c"][0] * v,
+    }
+    function = ways[way]
+    before = read_outside(function)
+    assert read_outside(function) == before
+    monkeypatch.setattr(f"{__name__}.FACTOR", 4.0)
+    values[0] = held[0] = 4.0
+    assert read_outside(function) != before
+
+
+def keyword_only(values: list[float]) -> Any:
+    def times(data: Any, v: Any, *, c: Any = values) -> Any:
+        return c[0] * v
+
+    return times

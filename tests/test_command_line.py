@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import lfom
+from lfom import started as begin
 from lfom import verify
 from lfom.cli import EXAMPLES
 from lfom.commands import together
@@ -38,6 +39,19 @@ def test_ctrl_c_in_the_first_seconds_ends_without_a_traceback(seconds: float) ->
     _, errors = process.communicate(timeout=60)
     assert "Traceback" not in errors
     assert process.returncode == 130
+
+
+def test_a_number_of_threads_that_somebody_chose_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["lfom", "verify"])
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "3")
+    monkeypatch.setenv("MKL_NUM_THREADS", "")
+    monkeypatch.delenv("MKL_NUM_THREADS")
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        begin.end_quietly_while_importing()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (os.environ["OPENBLAS_NUM_THREADS"], os.environ["MKL_NUM_THREADS"]) == ("3", "1")
 
 
 def test_every_help_has_examples_of_this_command() -> None:

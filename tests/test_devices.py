@@ -251,6 +251,16 @@ def test_fewer_devices_are_used_inside_the_block_only() -> None:
     assert module.used() == before
 
 
+def test_the_block_around_a_block_counts_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = [object() for _ in range(4)]
+    monkeypatch.setattr(jax, "local_devices", lambda: there)
+    with lfom.devices(3):
+        with lfom.devices(2):
+            assert module.used() == there[:2]
+        assert module.used() == there[:3]
+    assert module.used() == there
+
+
 def test_the_device_that_jax_was_told_to_use_is_used() -> None:
     device = jax.local_devices()[-1]
     with jax.default_device(device):

@@ -207,6 +207,18 @@ def test_a_method_learned_from_operators_reads_the_diagonal_of_a_matrix() -> Non
     np.testing.assert_allclose(answer.value, B / k[0], rtol=1e-4)
 
 
+def test_a_method_learned_from_matrices_is_not_one_for_operators() -> None:
+    """There a step is a product with a matrix that is there: promises and scales are those of matrices."""
+    rng = np.random.default_rng(0)
+    b = rng.normal(size=(30, 3)).astype(np.float32)
+    method = lfom.learn(
+        lfom.LinearSystems(np.stack([np.eye(3, dtype=np.float32)] * 30), b), 2, "scalar", progress=False
+    )
+    operators = lfom.LinearSystems(lambda data, v: v, b)
+    with pytest.raises(lfom.InputError, match="learned from linear systems, and these are operators"):
+        method.solve(operators)
+
+
 def by_json(method: Any) -> Array:
     """The exported numbers by hand: identity or one matrix per layer."""
     content = json.loads(json.dumps(method.to_json()))

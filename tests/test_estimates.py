@@ -89,6 +89,22 @@ def test_a_container_has_its_own_limit(tmp_path: Path, monkeypatch: pytest.Monke
     assert room.memory() == 123456789
 
 
+def test_devices_with_a_memory_of_their_own_have_no_more_than_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Device:
+        def __init__(self, stats: Any):
+            self.memory_stats = lambda: stats
+
+    small_memory(monkeypatch, 1000.0)
+    for stats, wanted in (
+        ([None, None], 1000.0),
+        ([{"bytes_limit": 300}] * 2, 600.0),
+        ([{"bytes_limit": 900}] * 2, 1000.0),
+    ):
+        devices = [Device(one) for one in stats]  # type: ignore[attr-defined]
+        monkeypatch.setattr(estimates.devices, "used", lambda devices=devices: devices)
+        assert estimates.there() == wanted
+
+
 def test_the_largest_is_the_largest(monkeypatch: pytest.MonkeyPatch) -> None:
     small_memory(monkeypatch, 1000.0)
     estimates.fits("n is 100", 100, lambda n: 10.0 * n, "")
@@ -113,6 +129,15 @@ def test_sizes_come_from_headers_alone(tmp_path: Path) -> None:
             text = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}}}".ljust(117) + "\n"
             archive.writestr(f"{name}.npy", b"\x93NUMPY\x01\x00v\x00" + text.encode())
     assert sizes_of(tmp_path / "d.npz") == Sizes(1_000_000, 900, None, 1, 8)
+
+
+def test_numbers_and_operations_are_those_of_the_products() -> None:
+    """Ten regressions of 5 examples, 3 unknowns and 2 outputs: each product of a 3 x 3 matrix is 18 operations."""
+    rows = Sizes(10, 3, 5, 2, 8)
+    assert (rows.entries, rows.bytes, rows.each) == (15, 10 * 8 * (15 + 10), 8 * 25)
+    assert (rows.products, rows.forming) == (10 * 2 * 18, 10 * 2 * 5 * 9)
+    systems = Sizes(10, 3, None, 2, 4)
+    assert (systems.entries, systems.bytes, systems.forming) == (9, 10 * 4 * (9 + 6), 0)
 
 
 def test_what_cannot_be_sized_is_left_to_the_reader(tmp_path: Path) -> None:

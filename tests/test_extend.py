@@ -14,6 +14,7 @@ import lfom
 import lfom.core.unroll
 from lfom import Method, adapt, evaluate, fit, mixture, run
 from lfom.core.parameters import kinds
+from lfom.core.states import Direction, Track
 from lfom.experiments.workbench import PRESETS, Preset
 from lfom.report import read_experiment
 
@@ -194,6 +195,23 @@ def test_a_difference_of_directions_is_that_on_tokens() -> None:
     assert len(others) == 2
     for other in others:
         np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+def test_the_image_of_a_direction_goes_where_it_goes() -> None:
+    """It is H w, so that it is added and multiplied as w is."""
+    random = np.random.default_rng(0)
+    H = random.normal(size=(3, 3)).astype(np.float32)
+
+    def direction() -> Direction:
+        w = random.normal(size=3).astype(np.float32)
+        return Direction(Track(jnp.asarray(w)), image=jnp.asarray(H @ w))
+
+    a, b = direction(), direction()
+    for made in (0.5 * a, a * 0.5, a / 4, a + b, a - b, 2.0 * a - b / 3):
+        np.testing.assert_allclose(
+            np.asarray(made.image), H @ np.asarray(made.context.w), rtol=1e-5, atol=1e-5
+        )
+    assert (a + Direction(a.context)).image is None
 
 
 def test_mistakes_are_named(page: dict[str, Any], tmp_path: Path) -> None:

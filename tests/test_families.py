@@ -47,6 +47,12 @@ def test_learning_and_held_out_rows_are_disjoint() -> None:
     assert not images["learning"] & images["held out"]
 
 
+def test_both_halves_of_a_table_come_from_all_of_it() -> None:
+    """Tables are often sorted: the mean place of a half is that of the whole, to five standard deviations."""
+    for half in split(1_000).values():
+        assert abs(half.mean() - 499.5) < 5 * 1_000 / np.sqrt(12 * 2 * 500)
+
+
 def test_the_two_parts_come_from_different_photographs() -> None:
     shots = deblurring._photographs()
     assert shots["learning"].shape == shots["held out"].shape

@@ -1,6 +1,7 @@
 """Processes that work together: the bits of one, a death that is told, and what is asked of the command line."""
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -200,6 +201,15 @@ def test_results_come_in_the_order_of_pieces(count: int, monkeypatch: pytest.Mon
         found = list(hosts.everywhere(work, items))
         assert [one["a"].tolist() for one in found] == [work(i)["a"].tolist() for i in items]
         assert all(one["none"] is None for one in found)
+
+
+def test_what_processes_do_not_agree_on_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = [{"seed": 1, "same": 2}, {"seed": 3, "same": 2, "more": 4}]
+    monkeypatch.setattr(hosts, "gathered", lambda content: [json.dumps(one).encode() for one in facts])
+    assert hosts.differences(facts[0]) == [
+        "more is None in process 0 and 4 in process 1",
+        "seed is 1 in process 0 and 3 in process 1",
+    ]
 
 
 def test_only_the_first_process_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,8 @@ from typer.testing import CliRunner
 import lfom
 from lfom.cli import app
 from lfom.core.checks import InputError
+from lfom.solving import npz
+from lfom.solving.npz import load_arrays, read_problems
 from tests.learned_problems import fresh_regressions, learned, regressions
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -198,6 +200,29 @@ def test_groups_weights_outputs_and_an_intercept_in_a_file(tmp_path: Path) -> No
         wanted = Ridge(0.1 * weights[own].sum()).fit(X[own], y[own], sample_weight=weights[own])
         np.testing.assert_allclose(found["w"][i], wanted.coef_.T, rtol=1e-6, atol=1e-8)
         np.testing.assert_allclose(found["intercept"][i], wanted.intercept_, rtol=1e-6, atol=1e-8)
+
+
+def test_arrays_that_lie_by_columns_are_read_as_they_are(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    X, y = np.asfortranarray(random.normal(size=(3, 6, 2))), random.normal(size=(3, 6))
+    np.savez(tmp_path / "p.npz", X=X, y=y)
+    found = read_problems(tmp_path / "p.npz")
+    assert isinstance(found, lfom.LeastSquaresProblems)
+    np.testing.assert_array_equal(found.X, X)
+    np.testing.assert_array_equal(found.y, y)
+
+
+def test_what_a_file_unpacks_to_is_that_of_all_its_members(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, A = tmp_path / "p.npz", np.ones((8, 16, 16))
+    np.savez_compressed(file, A=A, b=A)
+    monkeypatch.setattr(npz, "RATIO", 0)
+    monkeypatch.setattr(npz, "UNPACKED", int(2.1 * A.nbytes))
+    assert load_arrays(file, "", "").keys() == {"A", "b"}
+    monkeypatch.setattr(npz, "UNPACKED", int(1.9 * A.nbytes))
+    with pytest.raises(InputError, match="unpacked it is larger than"):
+        load_arrays(file, "", "")
 
 
 def test_no_command_writes_over_its_input(tmp_path: Path) -> None:

@@ -174,3 +174,18 @@ def test_everything_is_imported_without_the_extras() -> None:
     assert "pip install 'lfom[sklearn]'" in first
     assert "the family table needs scikit-learn" in second
     assert last == "False"
+
+
+def test_a_missing_library_is_named_as_it_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = r"The table needs scikit-learn, .* pip install 'lfom\[sklearn\]', or scikit-learn by itself"
+    with pytest.raises(extras.MissingExtra, match=said):
+        raise extras.missing("sklearn.base", "The table")
+    (tmp_path / "lacks_another.py").write_text("import lfom_nobody_has")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(extras.MissingExtra, match=r"pip install lfom_nobody_has, or"):
+        extras.needed("lfom_nobody_has.part", "It")
+    with pytest.raises(ModuleNotFoundError) as caught:  # it is there: what it lacks is not ours to name
+        extras.needed("lacks_another", "It")
+    assert not isinstance(caught.value, extras.MissingExtra)

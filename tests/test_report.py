@@ -8,10 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
+import lfom
 from lfom.core.checks import InputError
 from lfom.report import is_finished, read_experiment, write_report
+from lfom.report.methods import _polynomial
 from lfom.report.plots import plot_experiment
 from lfom.report.results import COLUMNS
 from lfom.report.series import error_note, panels
@@ -418,3 +422,15 @@ def test_folder_that_cannot_be_written(results: Path) -> None:
     (results / "report.html" / "mine").write_text("kept")
     with pytest.raises(InputError, match=r"report\.html cannot be written"):
         write_report(results)
+
+
+def test_the_figure_of_a_method_shows_its_last_polynomial() -> None:
+    """Two steps of gradient descent of size 1/2 leave (1 - t/2)^2 of the error, and contract below t = 4."""
+    method, axes = lfom.gradient_descent(0.5, 2), Figure().subplots()
+    assert method.certificate is not None
+    _polynomial(axes, method, method.certificate)
+    *_, curve, end = axes.lines
+    t, p = np.asarray(curve.get_data())
+    assert t[-1] > 4
+    np.testing.assert_allclose(p, (1 - t / 2) ** 2, atol=1e-6)
+    np.testing.assert_allclose(np.asarray(end.get_xdata()), 4, rtol=1e-3)

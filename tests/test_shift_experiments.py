@@ -317,3 +317,12 @@ def test_benchmark_of_adaptation_has_rows() -> None:
         assert set(row.as_dict()) >= {"name", "ours", "rival", "unit", "ratio"}
         assert row.ours is not None
         assert row.ours > 0
+
+
+def test_times_of_adaptation_are_those_of_one_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = {"together": 0.2, "loop": 0.5, "alone": 0.004}
+    monkeypatch.setattr("lfom.bench.adapt.side_by_side", lambda programs, rounds: seconds)
+    loop, allowed, alone = bench_adapt(prompts=100, n=6, d=2)
+    assert (loop.ours, loop.rival, loop.unit) == (pytest.approx(2_000), pytest.approx(10_000), "us/prompt")
+    assert (allowed.ours, allowed.rival, allowed.unit) == (loop.ours, 20.0, "us/prompt")
+    assert (alone.ours, alone.rival, alone.unit) == (pytest.approx(4), 5.0, "ms")
