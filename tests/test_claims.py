@@ -96,6 +96,11 @@ class Said(Workbench):
         return {pair: scores(self.losses.get(pair, self.losses.get(pair[0], 0.0)), depths) for pair in pairs}
 
 
+def test_what_no_case_was_found_for_does_not_hold() -> None:
+    assert verdict() == "fails"
+    assert [verdict(True), verdict(True, False), verdict(False)] == ["holds", "partly", "fails"]
+
+
 def verdicts(claims: Any) -> dict[str, str]:
     return {one.id: one.verdict for one in claims}
 

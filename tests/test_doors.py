@@ -289,3 +289,65 @@ def test_gates_are_adapted_in_the_cheapest_view(
     np.testing.assert_allclose(found.before, wanted.before, rtol=1e-6)
     np.testing.assert_allclose(found.after, wanted.after, rtol=1e-4)
     assert found.after[0] < found.before[0]
+
+
+LONGER = {
+    "steps": lfom.gradient_descent(0.3, steps=2).truncated(4),
+    "bank": lfom.Method(GRADIENT, memories.scalar_bank(jnp.eye(2) / 3), 2).truncated(4),
+    "heads": lfom.mixture([lfom.gradient_descent(0.3, steps=2)] * 2).truncated(4),
+}
+DOORS: dict[str, Any] = {
+    "Optax": learned_transformation,
+    "Lineax": LearnedSolver,
+    "promise": lambda method: method.promise,
+    "JSON": lambda method: method.to_json(),
+    "worst case": lfom.worst_case,
+    "solve": lambda method: method.solve(regressions()),
+    "run": lambda method: lfom.run(method, asked(regressions())),
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("name", LONGER)
+def test_more_layers_than_numbers_are_refused_at_every_door(name: str, door: str) -> None:
+    with pytest.raises(lfom.InputError, match=r"4 layers, but .* for 2"):
+        DOORS[door](LONGER[name])
+
+
+@pytest.mark.parametrize("door", ["Optax", "Lineax"])
+def test_gates_of_each_prompt_are_refused_where_there_is_one_problem(door: str) -> None:
+    gates = jnp.ones((2, 3)) / 2
+    mixture = lfom.mixture([lfom.gradient_descent(0.3, 2), lfom.momentum(0.4, 0.3, 2)], gates=gates)
+    with pytest.raises(lfom.InputError, match=r"only lfom\.run takes"):
+        DOORS[door](mixture)
+
+
+def test_numbers_that_are_none_promise_nothing() -> None:
+    with pytest.raises(lfom.InputError, match=r"the method holds NaN or infinity in memory\.eta"):
+        lfom.Method(GRADIENT, memories.Forget(jnp.array([jnp.nan, 1.0])), 2).promise  # noqa: B018
+
+
+def test_gates_set_for_each_problem_solve_to_a_tolerance() -> None:
+    gated = lfom.PerPrompt(lfom.mixture([lfom.gradient_descent(0.4, 2), lfom.momentum(0.4, 0.3, 2)]))
+    found = gated.solve(regressions(), tolerance=1e-3)
+    assert (np.asarray(found.status) // 10 == 1).all()
+    exact = [
+        np.linalg.lstsq(X, y, rcond=None)[0] for X, y in zip(regressions().X, regressions().y, strict=True)
+    ]
+    np.testing.assert_allclose(found.value, exact, atol=0.03)
+
+
+def test_conjugate_gradients_promise_what_holds() -> None:
+    with pytest.raises(lfom.InputError, match="preconditioner is indefinite: its smallest eigenvalue is -1"):
+        lfom.conjugate_gradient(2, -np.eye(2))
+    turned = np.array([[1.0, 2.0], [2.0, 1.0]])
+    with pytest.raises(lfom.InputError, match="indefinite"):
+        lfom.conjugate_gradient(2, turned)
+    assert "if its matrix" not in lfom.conjugate_gradient(2).promise
+    assert "if its matrix is positive definite" in lfom.memformer(2, 2, memory="conjugate", key=KEY).promise
+
+
+def test_what_answers_in_one_step_has_no_heads() -> None:
+    best = lfom.exact_optimum(d=2, n=4, depth=2).as_algorithm()
+    with pytest.raises(lfom.InputError, match="answers in one step, and has neither a reader nor a memory"):
+        best.to_json()

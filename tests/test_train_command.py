@@ -138,6 +138,40 @@ def test_divergence_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
     assert np.isfinite(checkpoint.state.vectors).all()
 
 
+def test_a_finished_training_is_resumed_under_another_name_and_scored_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    runner = CliRunner(env={"COLUMNS": "80"})
+
+    def called(*arguments: str) -> list[dict[str, Any]]:
+        result = runner.invoke(app, ["train", *arguments, "--json"], catch_exceptions=False)
+        assert result.exit_code == 0
+        return json.loads(result.stdout)
+
+    rows = called(*ADAM, "--steps", "20", "--out", str(first))
+    before = first.read_bytes()
+    assert called("--resume", str(first), "--out", str(second)) == rows
+    assert second.read_bytes() == before
+    again = called("--resume", str(second), "--prompts", "20000")
+    assert [row["prompts"] for row in again] == [20_000]
+    assert again[0]["log_loss"] != rows[0]["log_loss"]
+    assert list(lfom.load(second).metrics) == again
+    assert lfom.load(second).prompts == 20_000
+    assert first.read_bytes() == before
+
+    third = tmp_path / "c.safetensors"
+
+    def stopped(*given: Any, **options: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("lfom.commands.train.score_rows", stopped)
+    result = runner.invoke(app, ["train", "--resume", str(first), "--prompts", "500", "--out", str(third)])
+    assert result.exit_code == 130
+    assert f"{third} holds the last good state" in result.stderr
+    assert third.read_bytes() == before  # what is said about the file is true of it
+
+
 def test_train_and_evaluate(tmp_path: Path) -> None:
     first, second = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
     runner = CliRunner(env={"COLUMNS": "80"})

@@ -419,7 +419,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "jacobi": (lambda: stepped(Jacobi(Identity())), "diagonal of each problem"),
     "mixture": (lambda: lfom.mixture((lfom.ogm(2), lfom.ogm(2)), as_array(np.ones(2))), "several methods"),
     "not a number": (lambda: stepped(PLAIN, [1.0, np.nan]), "NaN"),
-    "per prompt": (lambda: stepped(PLAIN, np.ones((2, 5))), "prompts"),
+    "per prompt": (lambda: stepped(PLAIN, np.ones((2, 5))), "each prompt"),
 }
 
 

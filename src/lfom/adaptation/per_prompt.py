@@ -98,7 +98,13 @@ class PerPrompt(Algorithm):
         return self.adapted(problem).gates, self.model.look(problem)
 
     def bind(self, seen: tuple[Any, Any]) -> "PerPrompt":
-        return PerPrompt(self.model.bind(seen[1]), self.steps, seen[0])
+        """Without the check of new ones: the stopping rule binds what is cut to one layer already."""
+        return eqx.tree_at(
+            lambda one: (one.model, one.gates),
+            self,
+            (self.model.bind(seen[1]), seen[0]),
+            is_leaf=lambda leaf: leaf is None,
+        )
 
     def start(self, state: Any, problem: Problem, room: int | None) -> Any:
         return self.model.start(state, problem, room)

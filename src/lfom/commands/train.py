@@ -125,7 +125,8 @@ def train_command(
     placed(devices, hosts, coordinator, processes, process)
     said = {name for name in context.params if given(context, name)}
     if resume is not None:
-        checkpoint, licence = _resumed(resume, said, prompts, with_)
+        checks.count("prompts", prompts)
+        checkpoint, licence = _resumed(resume, said, with_)
         path = resume if out is None else out
         if path.resolve() != resume.resolve():
             _writable(path, force, with_)
@@ -172,7 +173,9 @@ def train_command(
         check_affordable(phases_of, len(eigenvalues), wanted, data.runs or 1)
         path = Path("model.safetensors") if out is None else out
         _writable(path, force, None)
-    job = Job(checkpoint, path, licence, as_json, Console(stderr=True), with_ or [])
+    asked = prompts if resume is None or "prompts" in said else checkpoint.prompts
+    kept = resume is not None and path.resolve() == resume.resolve()
+    job = Job(checkpoint, path, licence, as_json, Console(stderr=True), with_ or [], asked, kept)
     raise typer.Exit(job.run())
 
 
@@ -216,16 +219,20 @@ class Job:
     as_json: bool
     console: Console
     own_files: list[Path]  # of --with
-    saved: bool = False
+    prompts: int  # to score on
+    saved: bool  # whether the file holds what was trained so far
     interrupts: Interrupts = field(default_factory=Interrupts)
 
     def run(self) -> int:
-        self.saved = self.checkpoint.state is not None
         remove_partial(self.path)
         with self.interrupts:
             try:
+                if self.checkpoint.state is not None and not self.saved:  # resumed under another name
+                    self._keep(self.checkpoint)
                 if not self.checkpoint.finished:
                     self._train()
+                    self._score()
+                elif self.prompts != self.checkpoint.prompts:
                     self._score()
             except KeyboardInterrupt:
                 return self._interrupted()
@@ -272,8 +279,8 @@ class Job:
         """The scores of the finished models; until they are there, the file stays as the last pass
         left it, so that a fit stopped here is resumed here."""
         with PartProgress(self.console, "scoring on fresh prompts") as bar:
-            rows = score_rows(self.checkpoint, self.checkpoint.prompts, bar)
-        self._keep(replace(self.checkpoint, finished=True, metrics=tuple(rows)))
+            rows = score_rows(self.checkpoint, self.prompts, bar)
+        self._keep(replace(self.checkpoint, finished=True, metrics=tuple(rows), prompts=self.prompts))
 
     def _keep(self, checkpoint: Checkpoint) -> None:
         with self.interrupts.held():  # so that what is said about the file is true of it
@@ -313,7 +320,7 @@ def known_optimum(checkpoint: Checkpoint) -> float | None:
     return exact_optimum(data.dimension, data.context, checkpoint.depths[-1]).log_loss
 
 
-def _resumed(path: Path, given: set[str], prompts: int, with_: list[Path] | None) -> tuple[Checkpoint, str]:
+def _resumed(path: Path, given: set[str], with_: list[Path] | None) -> tuple[Checkpoint, str]:
     """The checkpoint to go on with, and its licence."""
     fixed = sorted(given - WITH_RESUME)
     if fixed:
@@ -323,8 +330,6 @@ def _resumed(path: Path, given: set[str], prompts: int, with_: list[Path] | None
             "out, or start a new training without --resume."
         )
     checkpoint, facts = load_checkpoint(same_file(path), types_of(with_))
-    if "prompts" in given:
-        checkpoint = replace(checkpoint, prompts=checks.count("prompts", prompts))
     now = versions()
     changed = [f"{n} {v} (now {now.get(n)})" for n, v in facts["versions"].items() if v != now.get(n)]
     if changed and not checkpoint.finished:

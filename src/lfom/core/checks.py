@@ -300,6 +300,19 @@ def symmetric(name: str, value: object) -> Array:
     return matrix
 
 
+def definite(name: str, value: object) -> Array:
+    """A symmetric matrix without negative eigenvalues, rounding aside."""
+    matrix = symmetric(name, value)
+    if is_concrete(matrix):
+        ends = np.linalg.eigvalsh(np.asarray(matrix, np.float64))[[0, -1]]
+        if ends[0] < -1e-5 * np.abs(ends).max():
+            raise InputError(
+                f"{name} is indefinite: its smallest eigenvalue is {ends[0]:.3g}. Pass a positive definite matrix; check its sign and "
+                "how it was built."
+            )
+    return matrix
+
+
 def size(name: str, array: Array, axis: int, wanted: int, of: str) -> None:
     """An axis of a method's parameter against the prompt it meets (the sizes are static)."""
     if array.shape[axis] != wanted:

@@ -361,6 +361,9 @@ class OneStep(Algorithm):
     def truncated(self, depth: int) -> "OneStep":
         return self
 
+    def parts(self) -> tuple[Reader, Memory]:
+        raise InputError(f"{type(self).__name__} answers in one step, and has neither a reader nor a memory.")
+
 
 class Method(Algorithm):
     """A reader and a memory. Classical methods, trained Memformers and methods learned from problems are

@@ -11,8 +11,9 @@ from lfom.training import Score
 
 
 def verdict(*conditions: bool | np.bool_) -> str:
-    """A verdict is computed, never typed in: holds if all are true, fails if none is, else partly."""
-    return "holds" if all(conditions) else "partly" if any(conditions) else "fails"
+    """A verdict is computed, never typed in: holds if all are true, fails if none is, else partly. What no case was found
+    for does not hold."""
+    return "holds" if conditions and all(conditions) else "partly" if any(conditions) else "fails"
 
 
 def slug(text: str) -> str:

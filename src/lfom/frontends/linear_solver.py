@@ -12,6 +12,7 @@ from jax.flatten_util import ravel_pytree
 
 from lfom.core.checks import InputError
 from lfom.core.methods import Algorithm
+from lfom.core.parameters import check_layers
 from lfom.core.problems import IterateProblem, Operator, Quadratic
 from lfom.core.words import brief
 from lfom.solving import kinds, statuses
@@ -47,6 +48,7 @@ class LearnedSolver(lx.AbstractLinearSolver[State]):
     def __init__(self, method: Algorithm, steps: int | None = None, tolerance: float | None = None):
         facts = method.facts
         check_kind(method, facts.kind if facts is not None and facts.kind.quadratic else kinds.OPERATORS)
+        check_layers(method, method.depth, None if method.shape is None else len(method.shape), ())
         self.method, self.steps, self.tolerance = method, steps, tolerance
         budget(method, steps, tolerance, method.shape or (1,), method.dtype or jnp.zeros(()).dtype)
 

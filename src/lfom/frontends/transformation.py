@@ -11,7 +11,7 @@ from jax.flatten_util import ravel_pytree
 
 from lfom.core.checks import InputError
 from lfom.core.methods import Algorithm
-from lfom.core.parameters import by_layer
+from lfom.core.parameters import by_layer, check_layers
 from lfom.core.problems import Objective
 from lfom.core.states import Iterate, Track
 
@@ -72,7 +72,10 @@ def _nowhere(gradient: Array) -> Objective:
 
 def _check(method: Algorithm) -> None:
     """Gradients must be enough to run it."""
+    check_layers(method, method.depth, None if method.shape is None else len(method.shape), ())
     name = "" if method.structure is None else f" ({method.structure.name})"
+    if "iterates" not in method.views:
+        raise InputError("this method acts on tokens, and an Optax transformation sees gradients only.")
     if method.is_conjugate:
         raise InputError(
             f"this method{name} computes its coefficients from A, and an Optax transformation sees "
@@ -88,8 +91,6 @@ def _check(method: Algorithm) -> None:
             "this method reads its answer elsewhere than its gradients, as Nesterov's does, and an Optax "
             "transformation moves one set of parameters. Use lfom.momentum, or learn a method."
         )
-    if "iterates" not in method.views:
-        raise InputError("this method acts on tokens, and an Optax transformation sees gradients only.")
 
 
 def _vector(method: Algorithm, tree: Any) -> tuple[Array, Any]:

@@ -19,6 +19,7 @@ import numpy as np
 from lfom.core.arrays import on_host
 from lfom.core.checks import InputError, known
 from lfom.core.methods import Algorithm, a_method
+from lfom.core.parameters import check_layers
 from lfom.core.readers import Reader
 from lfom.core.room import in_time
 from lfom.limits.semidefinite import Triangle, minimise
@@ -117,6 +118,7 @@ def worst_case(
 def points(method: Algorithm) -> tuple[np.ndarray, bool]:
     """H, (N, N): row k holds the coefficients of x_0 - x_{k+1}, the last row those of the answer; and whether the
     gradients are those times a matrix M. An error with the reason where a method is of another kind."""
+    check_layers(method, method.depth, None, ())
     try:
         reader, memory = method.parts()
         sizes, preconditioned = _multiples(reader, method.depth)

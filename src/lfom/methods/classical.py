@@ -191,7 +191,7 @@ def conjugate_gradient(steps: int, preconditioner: Any = None, *, stop: float = 
     checks.non_negative("stop", stop)
     A: Preconditioner = Identity()
     if preconditioner is not None:
-        A = One(checks.symmetric("preconditioner", preconditioner))
+        A = One(checks.definite("preconditioner", preconditioner))
     return Method(Gradient(A), Conjugate(stop), steps)
 
 

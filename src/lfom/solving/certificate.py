@@ -18,6 +18,7 @@ from numpy.polynomial import Chebyshev
 from lfom.core.arrays import as_array
 from lfom.core.checks import InputError
 from lfom.core.methods import Algorithm
+from lfom.core.parameters import check_layers, check_numbers, kinds
 from lfom.core.problems import Quadratic
 from lfom.core.unroll import unroll
 from lfom.core.vectors import real
@@ -49,6 +50,8 @@ def certificate_of(method: Algorithm) -> Certificate | None:
     """What was found while learning, or is found now; None where no polynomial speaks for the method."""
     if method.facts is not None:
         return method.facts.certificate
+    check_layers(method, method.depth, None, ())
+    check_numbers("the method", method)
     return None if method.on_eigenvectors is None else certify(method)
 
 
@@ -81,7 +84,9 @@ def _without_bound(method: Algorithm) -> str:
             return f"{text}; to {certificate.contraction:.3g} or less on those seen in learning"
         return f"{text}; some seen in learning lie outside"
     if method.is_conjugate:
-        return "the energy norm of the error falls with every step (conjugate gradients)"
+        free = method.facts is None and kinds(method)  # a matrix that was trained or handed over
+        known = ", if its matrix is positive definite" if free else ""
+        return f"the energy norm of the error falls with every step (conjugate gradients{known})"
     return "none before the solve: the answer is checked afterwards and is never worse than the start"
 
 

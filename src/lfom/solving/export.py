@@ -18,11 +18,13 @@ import numpy as np
 
 from lfom.core.memories import Memory
 from lfom.core.methods import Algorithm
+from lfom.core.parameters import check_layers
 from lfom.core.readers import Reader
 
 
 def exported(method: Algorithm) -> dict[str, Any]:
     """The contents of the JSON export."""
+    check_layers(method, method.depth, None if method.shape is None else len(method.shape), ())
     reader, memory = method.parts()
     reader = reader.merged(method.depth, None if method.shape is None else method.shape[0])
     reads = reader.plain()

@@ -151,10 +151,11 @@ class LinearSystems(Quadratics):
     def solved(
         self, program: Program, own: int, steps: int, tolerance: Array | None, start: Array | None
     ) -> Raw:
+        if not self.checked:  # nobody knows that A is definite, so that no promise holds beforehand
+            program = replace(program, reach=None, path=statuses.CHECKED)
+        raw = super().solved(program, own, steps, tolerance, start)
         if self.A is None or self.checked:
-            return super().solved(program, own, steps, tolerance, start)
-        # Nobody knows that A is definite, so that no promise holds beforehand.
-        raw = super().solved(replace(program, reach=None), own, steps, tolerance, start)
+            return raw
         refuted = jax.vmap(surely_indefinite)(self.A)
         refuted = pad_axes(refuted, raw.status.ndim) & (raw.status != statuses.NOT_FINITE)
         return raw._replace(status=jnp.where(refuted, statuses.NOT_DEFINITE, raw.status))
