@@ -178,12 +178,9 @@ class Bar:
         self._begun, self._name_now = time.monotonic(), text
         self._lines = None if console.is_terminal else PlainLines(text, steps=False)
 
-    def show(
-        self, text: str, *, name: str | None = None, left: float | None = None, done: float = 0.0
-    ) -> None:
+    def show(self, text: str, *, name: str | None = None, left: float | None = None) -> None:
         now = time.monotonic()
-        if left is not None:
-            done = (now - self._begun) / max(now - self._begun + left, 1e-9)
+        done = 0.0 if left is None else (now - self._begun) / max(now - self._begun + left, 1e-9)
         deadline = None if left is None else now + left
         self._name_now = self._name_now if name is None else name
         if self._lines is not None:

@@ -16,7 +16,7 @@ from rich.console import Console
 from lfom.commands.announcing import announce
 from lfom.commands.evaluate import print_scores, reference_name, score_rows
 from lfom.commands.hosts import SCALE, Coordinator, Devices, Hosts, Process, Processes, placed, same_file
-from lfom.commands.options import With, given, option, print_json, types_of
+from lfom.commands.options import With, given, numbers, option, print_json, types_of
 from lfom.commands.problem_files import check_out, load_checkpoint
 from lfom.commands.progress import (
     LEAST_TO_SCORE,
@@ -358,27 +358,15 @@ def _program() -> list[str]:
 
 
 def _spectrum(text: str) -> tuple[float, ...]:
-    if text in SPECTRA:
-        return SPECTRA[text]
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise InputError(
-            f"--spectrum is {text!r}: pass published, text, or numbers separated by commas, such as "
-            "1,0.5,0.25."
-        ) from None
+    refusal = (
+        f"--spectrum is {text!r}: pass published, text, or numbers separated by commas, such as 1,0.5,0.25."
+    )
+    return SPECTRA[text] if text in SPECTRA else tuple(numbers(text, float, refusal))
 
 
 def _depths(text: str) -> tuple[int, ...]:
-    try:
-        found = {checks.count("depth", int(part)) for part in text.split(",")}
-    except ValueError as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(
-            f"--depths is {text!r}: pass whole numbers separated by commas, such as 1,2,4."
-        ) from None
-    return tuple(sorted(found))
+    refusal = f"--depths is {text!r}: pass whole numbers separated by commas, such as 1,2,4."
+    return tuple(sorted({checks.count("depth", one) for one in numbers(text, int, refusal)}))
 
 
 def _kinds(text: str | None, model: Method) -> tuple[tuple[str, ...], ...]:

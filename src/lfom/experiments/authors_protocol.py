@@ -16,15 +16,16 @@ from jax import Array
 
 from lfom.core.arrays import as_array
 from lfom.core.problems import Quadratic
-from lfom.core.runs import PerRun, take
+from lfom.core.runs import PerRun
 from lfom.core.vectors import from_vector, vector_of
-from lfom.experiments.fixed_batches import ISOTROPIC, OnSets, asked, learned_lfom
+from lfom.experiments.fixed_batches import ISOTROPIC, OnSets, asked, fit_on_sets, learned_lfom
+from lfom.experiments.gates import fit_mixtures
 from lfom.experiments.gaussian_mixture import NAMES, mixture_data
+from lfom.experiments.rows import by_depth
 from lfom.experiments.workbench import CONTEXT, DEPTHS, Workbench, kept
 from lfom.methods.classical import APPENDIX_B, conjugate_gradient, momentum, nesterov
-from lfom.methods.memformer import mixture
 from lfom.prompts.distributions import PUBLISHED_SPECTRUM, LinearRegression
-from lfom.training import Adam, Fit, State, fit
+from lfom.training import Adam, Fit, Score, fit
 from lfom.training.evaluation import evaluate_on
 from lfom.training.scores import log_floor
 
@@ -50,14 +51,17 @@ def prompts(bench: Workbench, spectrum: tuple[float, ...], context: int) -> Any:
 
 def scores(methods: dict[str, dict[int, Any]], sets: Any, size: int = BATCH) -> dict[str, Values]:
     """Log of the mean loss of each set of `size` prompts."""
-    named = {f"{name} {d}": one for name, by_depth in methods.items() for d, one in by_depth.items()}
-    found = evaluate_on(named, sets)
+    found = by_depth(methods, DEPTHS, lambda named: evaluate_on(named, sets))
 
-    def of(name: str) -> np.ndarray:
-        last = np.asarray(found[name].last)
+    def by_set(score: Score) -> np.ndarray:
+        last = np.asarray(score.last)
         return log_floor(last.reshape(len(last), -1, size).mean(axis=2))
 
-    return {name: {d: of(f"{name} {d}") for d in by_depth} for name, by_depth in methods.items()}
+    return {name: {d: by_set(score) for d, score in own.items()} for name, own in found.items()}
+
+
+def scores_of(found: Fit, sets: Any, size: int = BATCH) -> Values:
+    return scores({"ours": {d: found.per_run(d) for d in DEPTHS}}, sets, size)["ours"]
 
 
 def steps(method: Any) -> dict[int, Any]:
@@ -87,11 +91,6 @@ def with_momentum(bench: Workbench) -> dict[str, Values]:
 # Training in two stages: A on batches that are resampled, then everything on one batch.
 
 
-def first_stage(size: int = BATCH) -> Adam:
-    """A alone, the memory switched off: 1,000 steps, a batch resampled every 100."""
-    return Adam(steps=STEPS, batch=size, beta1=0.99, beta2=0.9)
-
-
 def second_stage(steps: int, size: int = BATCH) -> Adam:
     """Without clipping, on one batch."""
     return Adam(steps=steps, batch=size, clip=NO_CLIP)
@@ -99,10 +98,11 @@ def second_stage(steps: int, size: int = BATCH) -> Adam:
 
 @kept
 def first(bench: Workbench, plain: str, size: int = BATCH, heads: int = 1) -> Fit:
-    """The model without memory after the first stage."""
+    """The model without memory after the first stage: A alone, a batch resampled every 100 steps."""
     bench.say(f"training {plain}, {heads} heads, batches of {size} (authors' first stage)")
     model, key = bench.model(plain, heads=heads), bench.stream("authors' first stage")
-    return fit(model, bench.data(), key=key, depths=DEPTHS, optimiser=first_stage(size))
+    adam = Adam(steps=STEPS, batch=size, beta1=0.99, beta2=0.9)
+    return fit(model, bench.data(), key=key, depths=DEPTHS, optimiser=adam)
 
 
 @kept
@@ -124,27 +124,18 @@ def second(
         return vector_of(replace(template, reader=from_vector(begun.template, vector).reader))
 
     vectors = np.stack([[start(vector) for vector in run] for run in begun.vectors])
-    return fit(
-        template,
-        [take(sets, run) for run in range(bench.runs)],
-        key=bench.key,
-        depths=DEPTHS,
-        train=train or None,
-        optimiser=second_stage(STEPS, size),
-        start="model",
-        resume=State(0, 0, 0, vectors),
-    )
+    adam = second_stage(STEPS, size)
+    return fit_on_sets(bench, template, sets, adam, train=train or None, vectors=vectors)
 
 
 def on_fresh(bench: Workbench, found: Fit) -> Values:
     """Scored on fresh prompts."""
-    by_depth = {d: found.per_run(d) for d in DEPTHS}
-    return scores({"ours": by_depth}, prompts(bench, PUBLISHED_SPECTRUM, CONTEXT))["ours"]
+    return scores_of(found, prompts(bench, PUBLISHED_SPECTRUM, CONTEXT))
 
 
 def on_its_batch(bench: Workbench, found: Fit, size: int = BATCH) -> Values:
     """Scored on the batch of the second stage."""
-    return scores({"ours": {d: found.per_run(d) for d in DEPTHS}}, one_batch(bench, size), size)["ours"]
+    return scores_of(found, one_batch(bench, size), size)
 
 
 @kept
@@ -201,10 +192,7 @@ def experts(bench: Workbench, model: Any, data: Sequence[Any], name: str) -> Fit
     """One for each distribution, trained on one batch of it."""
     sets = batches(data, bench.stream("authors' experts", name))
     bench.say(f"training experts ({name}, authors' protocol)")
-    items = [take(sets, at) for at in range(len(data))]
-    return fit(
-        model, items, key=bench.key, depths=DEPTHS, optimiser=second_stage(EXPERT_STEPS), start="model"
-    )
+    return fit_on_sets(bench, model, sets, second_stage(EXPERT_STEPS))
 
 
 def gated(
@@ -219,23 +207,8 @@ def gated(
     sets = batches(data, bench.stream("authors' gates", name))
     bench.say(f"fitting gates ({name}, authors' protocol)")
     zero = as_array(np.zeros(len(heads[0]), np.float32))
-    whole = [
-        mixture([from_vector(one.template, one.vectors[run, at]) for one, run in own], zero)
-        for own in heads
-        for at in range(len(DEPTHS))
-    ]
-    vectors = np.stack([vector_of(one) for one in whole]).reshape(len(heads), len(DEPTHS), -1)
-    found = fit(
-        whole[-1],
-        [take(sets, at) for at in range(len(data))],
-        key=bench.key,
-        depths=DEPTHS,
-        train=tuple(train),
-        optimiser=second_stage(GATE_STEPS if len(heads[0]) > 1 else ONE_GATE_STEPS),
-        start="model",
-        resume=State(0, 0, 0, vectors),
-    )
-    return scores({"gated": {d: found.per_run(d) for d in DEPTHS}}, sets)["gated"]
+    adam = second_stage(GATE_STEPS if len(heads[0]) > 1 else ONE_GATE_STEPS)
+    return scores_of(fit_mixtures(bench, heads, sets, adam, train, zero), sets)
 
 
 def part(values: Values, rows: slice) -> Values:

@@ -13,6 +13,7 @@ from lfom.experiments.statistics import (
     compare,
     difference,
     distance_to_identity,
+    each_run,
     lower,
     slug,
     values,
@@ -103,12 +104,11 @@ class RewrittenCovariates(Experiment):
         for curve, depths in HAS_OPTIMUM.items():
             best = found[f"{curve}, optimum", "none"]
             above = {d: difference(found[curve, "converged"][d], best[d]) for d in depths}
-            told = "; ".join(f"L={d}: {', '.join(f'{v:+.3f}' for v in own)}" for d, own in above.items())
             claims.measure(
                 f"gdpp-distance-to-optimum-{'pairs' if curve == PAIRS else 'plain'}",
                 f"Ours: how far the trained GD++ ends from the optimum of its class ({curve}).",
                 "difference of log loss on the same fresh prompts, per depth and run",
-                f"{told}; optimum {values(best)}",
+                f"{each_run(above)}; optimum {values(best)}",
                 "docs/mathematics.md 5",
             )
 

@@ -1,13 +1,16 @@
 """Claims, and what their verdicts are made of: paired differences of scores, and the evidence in words."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from lfom.report.results import MEASURED, Claim
 from lfom.training import Score
+
+Depths = dict[int, Score]
 
 
 def verdict(*conditions: bool | np.bool_) -> str:
@@ -57,23 +60,37 @@ def lower_in_all_runs(ours: Score, theirs: Score) -> bool:
     return bool((ours.mean[:, -1] < theirs.mean[:, -1]).all())
 
 
-def compare(ours: dict[int, Score], theirs: dict[int, Score], at: str = "L") -> str:
+def listed(
+    found: Mapping[Any, Any], words: Callable[[Any], str] = str, form: str = "{}: {}", between: str = "; "
+) -> str:
+    """Evidence: all that was found, each with its name."""
+    return between.join(form.format(name, words(one)) for name, one in found.items())
+
+
+def compare(ours: Depths, theirs: Depths, at: str = "L") -> str:
     """Evidence: difference of log losses by depth."""
-    return "; ".join(f"{at}={x}: {written(difference(ours[x], theirs[x]))}" for x in ours)
+    return listed({x: difference(ours[x], theirs[x]) for x in ours}, written, at + "={}: {}")
 
 
-def values(scores: dict[int, Score]) -> str:
+def values(scores: Depths) -> str:
     """Evidence: log losses by depth with their spread over runs."""
-    return "; ".join(f"L={d}: {s.log_loss:.3f} (spread {s.spread:.3f})" for d, s in scores.items())
+    return listed(scores, lambda score: f"{score.log_loss:.3f} (spread {score.spread:.3f})", "L={}: {}")
+
+
+def each_run(by_depth: dict[int, np.ndarray]) -> str:
+    """Evidence: values of every run, by depth."""
+    return listed(by_depth, lambda own: ", ".join(f"{value:+.3f}" for value in own), "L={}: {}")
+
+
+def share(rest: np.ndarray, whole: np.ndarray) -> float:
+    """The norm of the one over that of the other."""
+    return float(np.linalg.norm(rest)) / max(float(np.linalg.norm(whole)), 1e-300)
 
 
 def distance_to_identity(matrix: np.ndarray) -> float:
     """Dist(M, I) of Appendix D: how far M / |M| is from a multiple of the identity."""
     rest = matrix - np.trace(matrix) / len(matrix) * np.eye(len(matrix))
-    return float(np.linalg.norm(rest)) / max(float(np.linalg.norm(matrix)), 1e-300)
-
-
-Depths = dict[int, Score]
+    return share(rest, matrix)
 
 
 @dataclass(frozen=True)

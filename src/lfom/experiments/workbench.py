@@ -32,10 +32,10 @@ from lfom.training.tuning import tune_each
 DEPTHS = (1, 2, 3, 4)
 CONTEXT = 20
 WIDE = 10  # from this d on prompts are dear
-TUNED: dict[str, Callable[..., Any]] = {
-    "GD": classical.gradient_descent,
-    "Momentum GD": classical.momentum,
-    "NAG": classical.nesterov,
+TUNED: dict[str, tuple[Callable[..., Any], int]] = {  # and how many numbers of each are tuned
+    "GD": (classical.gradient_descent, 1),
+    "Momentum GD": (classical.momentum, 2),
+    "NAG": (classical.nesterov, 2),
 }
 
 
@@ -300,18 +300,14 @@ class Workbench:
             eta, beta = classical.APPENDIX_B["momentum"]
             methods["Momentum GD"] = classical.momentum(eta * n, beta, deepest)
             sample = _sample(data[0], self.stream("tune", label))
-            for name, build in TUNED.items():  # all of one shape: scored as one group
-                tuned = tune_each(build, sample, steps=depths, parameters=1 if name == "GD" else 2)
-                longest = {depth: build(*tuned[depth].parameters, deepest) for depth in depths}
-                methods[f"{name}, tuned"] = {depth: one.truncated(depth) for depth, one in longest.items()}
-            optimum, optima = "exact optimum", {depth: exact_optimum(d, n, depth) for depth in depths}
-            if not data[0].has_exact_optimum:
-                key, first = self.stream("optimum", label), as_array(inverses[0])
-                many = 2 * min(self.preset.prompts, 200_000)
-                optimum, optima = (
-                    "sampled optimum",
-                    sampled_optima(data[0], depths, key, preconditioner=first, prompts=many),
-                )
+            for name, (build, parameters) in TUNED.items():
+                methods[f"{name}, tuned"] = tuned_methods(build, parameters, sample, depths)
+            if data[0].has_exact_optimum:
+                optimum, optima = "exact optimum", {depth: exact_optimum(d, n, depth) for depth in depths}
+            else:
+                optimum, key, many = "sampled optimum", self.stream("optimum", label), self.preset.prompts
+                options: Any = {"preconditioner": as_array(inverses[0]), "prompts": 2 * min(many, 200_000)}
+                optima = sampled_optima(data[0], depths, key, **options)
             methods[optimum] = {}
             for depth in depths:
                 # All roots of its polynomial are real (of every kernel polynomial), so it is descent with 1 / root.
@@ -345,6 +341,15 @@ def kept(make: Callable[Concatenate[Workbench, P], T]) -> Callable[Concatenate[W
         return bench.keep(name, lambda: make(bench, *args, **options))
 
     return once
+
+
+def tuned_methods(
+    build: Callable[..., Any], parameters: int, sample: Any, depths: Sequence[int]
+) -> dict[int, Any]:
+    """A method with the numbers that are best for each depth on a sample: all of one shape, so that they are scored as one
+    group."""
+    tuned = tune_each(build, sample, steps=depths, parameters=parameters)
+    return {depth: build(*tuned[depth].parameters, max(depths)).truncated(depth) for depth in depths}
 
 
 @jit_draws
