@@ -20,7 +20,7 @@ from lfom.experiments.shifted import (
     WITH_LABELS,
     OnShifts,
 )
-from lfom.experiments.statistics import Claims, under, written
+from lfom.experiments.statistics import Claims, listed, under, written
 from lfom.experiments.workbench import Outcome, Workbench, keys
 from lfom.training import PerRun
 
@@ -171,10 +171,10 @@ def claims(found: OnShifts, change: float) -> Claims:
             f"Ours: {words} does better than three experts with gates per prompt.",
             "relative log loss on the same fresh prompts lower by two standard errors over runs, per shift",
             map(under, differences),
-            "; ".join(f"{p}: {written(v, '+.2f')}" for p, v in zip(places, differences, strict=True)),
+            listed(dict(zip(places, differences, strict=True)), lambda v: written(v, "+.2f")),
         )
     best = [min(FOUR_STEPS, key=lambda name: table[name][at].mean()) for at in range(len(places))]
-    ahead = [table[OWN_GATES][at] - table[rival][at] for at, rival in enumerate(best)]
+    ahead = [minus(OWN_GATES, rival)[at] for at, rival in enumerate(best)]
     against = zip(places, ahead, best, strict=True)
     made.test(
         "experts-still-win",

@@ -17,7 +17,7 @@ from lfom.experiments import shifted
 from lfom.experiments.experiment import Experiment
 from lfom.experiments.rows import Row, run_rows
 from lfom.experiments.shifted import DEPTH, HIGHEST, LOWEST
-from lfom.experiments.statistics import Claims, under, written
+from lfom.experiments.statistics import Claims, listed, under, written
 from lfom.experiments.workbench import CONTEXT, Outcome, Workbench, keys
 from lfom.methods.classical import conjugate_gradient
 from lfom.prompts.distributions import LinearRegression
@@ -143,13 +143,13 @@ def claims(table: dict[int, dict[str, np.ndarray]], scores: dict[str, np.ndarray
         steps = STEPS if name == GATES else 0
         pays = {k: under(table[m][name] - table[k][name], 0.1) for k, m in itertools.pairwise(NUMBERS)}
         costs = {k: f"{written(table[k][name], '+.2f')} at {products(k, steps)} products" for k in NUMBERS}
+        enough = next((k for k, more in pays.items() if not more), most)
         made.test(
             f"more-experts-pay-{short}",
             f"Ours: every further step from 1 to 2, 3, 5 and 8 experts pays ({name}).",
             "relative log loss lower by more than 0.1, beyond two standard errors over runs, than with the number before",
             pays.values(),
-            f"by experts {'; '.join(f'{k}: {cost}' for k, cost in costs.items())}; pays up to "
-            f"{next((k for k, more in pays.items() if not more), most)}",
+            f"by experts {listed(costs)}; pays up to {enough}",
         )
     eight, lines = table[most][GATES], {n: written(v, "+.2f") for n, v in scores.items()}
     others = "; ".join(f"{n}: {line} at {DEPTH * SINGLE[n]} products" for n, line in lines.items())

@@ -94,13 +94,9 @@ class RewrittenCovariates(Experiment):
         for curve, name in (("Memformer", "gdpp-memory-helps"), (PAIRS, "gdpp-pairs-help")):
             ours = found[curve, "converged"]
             rule = "difference of log loss to the Linear Transformer with B below -0.1 by two standard errors, depths 2 to 4"
-            claims.add(
-                name,
-                f"Memory improves GD++ at convergence ({curve}).",
-                lower(
-                    ours, plain, 0.1, (2, 3, 4), rule=rule, evidence=f"{compare(ours, plain)}; {values(ours)}"
-                ),
-            )
+            evidence = f"{compare(ours, plain)}; {values(ours)}"
+            found_lower = lower(ours, plain, 0.1, (2, 3, 4), rule=rule, evidence=evidence)
+            claims.add(name, f"Memory improves GD++ at convergence ({curve}).", found_lower)
         for curve, depths in HAS_OPTIMUM.items():
             best = found[f"{curve}, optimum", "none"]
             above = {d: difference(found[curve, "converged"][d], best[d]) for d in depths}

@@ -124,9 +124,13 @@ def _run(found: list[Result]) -> str:
         "With": "; ".join(dict.fromkeys(meta.versions for meta in metas if meta.versions)),
         "Finished": max((meta.finished for meta in metas), default=""),
     }
-    return "\n".join(
-        f"<div><dt>{key}</dt><dd>{escape(value)}</dd></div>" for key, value in facts.items() if value
-    )
+    return _facts(facts)
+
+
+def _facts(facts: dict[str, str]) -> str:
+    """Those that are known."""
+    known = {key: escape(value) for key, value in facts.items() if value}
+    return "\n".join(f"<div><dt>{key}</dt><dd>{value}</dd></div>" for key, value in known.items())
 
 
 def _section(result: Result, shown: tuple[Panel, ...]) -> str:
@@ -162,11 +166,8 @@ def _settings(result: Result) -> str:
         "Took": f"{duration(meta.seconds)} by itself",
         "Finished": meta.finished,
     }
-    lines = "\n".join(
-        f"<div><dt>{key}</dt><dd>{escape(value)}</dd></div>" for key, value in facts.items() if value
-    )
     command = f'<code class="command">{escape(meta.command)}</code>'
-    return f'<h3>Settings</h3>\n<dl class="run">\n{lines}\n</dl>\n<p class="again">This figure again: {command}</p>'
+    return f'<h3>Settings</h3>\n<dl class="run">\n{_facts(facts)}\n</dl>\n<p class="again">This figure again: {command}</p>'
 
 
 def _static(result: Result) -> str:

@@ -134,16 +134,14 @@ def draw_panel(axes: Axes, panel: Panel) -> None:
         axes.set_xscale("log")
         decades = math.log10(panel.xs[-1] / panel.xs[0])
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < 2 else (1,)))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _tick(x)))
+        axes.xaxis.set_major_formatter(
+            FuncFormatter(lambda x, _: position(x) if 1e-3 <= x < 1e6 else f"{x:.0e}")
+        )
         axes.xaxis.set_minor_formatter(NullFormatter())
     if panel.ticks:
         axes.set_xticks(panel.ticks)
     if panel.whole_x:
         axes.set_xlim(panel.xs[0] - 0.15, panel.xs[-1] + 0.15)
-
-
-def _tick(x: float) -> str:
-    return position(x) if 1e-3 <= x < 1e6 else f"{x:.0e}"
 
 
 def draw_series(axes: Axes, series: Series, edge: float) -> None:
