@@ -107,10 +107,8 @@ def prefix_rows(
     fit = checkpoint.fit
     methods: dict[str, Any] = {f"model {depth}": fit.per_run(depth) for depth in fit.depths}
     methods["CGD"] = conjugate_gradient(max(fit.depths))
-    key = checkpoint.key("evaluation")
-    scores = evaluate(
-        methods, checkpoint.data, contexts=contexts, prompts=prompts, key=key, progress=progress
-    )
+    asked: dict[str, Any] = {"contexts": contexts, "prompts": prompts, "progress": progress}
+    scores = evaluate(methods, checkpoint.data, key=checkpoint.key("evaluation"), **asked)
     return [
         {
             "examples": k,

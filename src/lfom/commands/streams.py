@@ -59,9 +59,8 @@ class Pace:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self._clock, self._begun = clock, clock()
-        self._first: tuple[float, int, int] | None = (
-            None  # when a first shard was done, and how much was done then
-        )
+        # When a first shard was done, and how much was done then.
+        self._first: tuple[float, int, int] | None = None
 
     def so_far(self, found: Summary, total: int) -> tuple[float, str]:
         """The part of the time that has passed, 0 as long as nobody knows, and a line about it."""

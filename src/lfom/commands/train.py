@@ -13,7 +13,7 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from lfom.commands.announcing import announce
+from lfom.commands.announcing import announce, say
 from lfom.commands.evaluate import print_scores, reference_name, score_rows
 from lfom.commands.hosts import SCALE, Coordinator, Devices, Hosts, Process, Processes, placed, same_file
 from lfom.commands.options import With, given, numbers, option, print_json, types_of
@@ -48,15 +48,8 @@ from lfom.training.state import Diverged, Phase, State
 
 SPECTRA = {"published": PUBLISHED_SPECTRUM, "text": TEXT_SPECTRUM}
 KIND = {"joint": "with any P and Q", "tokens": "on tokens"}
-WITH_RESUME = {
-    "resume",
-    "out",
-    "force",
-    "as_json",
-    "prompts",
-    "with_",
-    *SCALE,
-}  # the rest is in the checkpoint
+# The rest is in the checkpoint.
+WITH_RESUME = {"resume", "out", "force", "as_json", "prompts", "with_", *SCALE}
 
 
 def _adam(text: str, name: str) -> str:
@@ -136,14 +129,8 @@ def train_command(
                 "Leave it out; models of your own are trained from Python (lfom.fit)."
             )
         eigenvalues, wanted = _spectrum(spectrum), _depths(depths)
-        data = regressions(
-            eigenvalues,
-            checks.count("context", examples),
-            runs,
-            seed_number(seed),
-            noise=noise,
-            variance=variance,
-        )
+        n, number = checks.count("context", examples), seed_number(seed)
+        data = regressions(eigenvalues, n, runs, number, noise=noise, variance=variance)
 
         def built(depth: int) -> Method:
             return memformer(
@@ -328,11 +315,9 @@ def _resumed(path: Path, given: set[str], prompts: int, with_: list[Path] | None
     now = versions()
     changed = [f"{n} {v} (now {now.get(n)})" for n, v in facts["versions"].items() if v != now.get(n)]
     if changed and not checkpoint.finished:
-        Console(stderr=True).print(
+        say(
             f"{path} was written with {', '.join(changed)}: the result may differ in the last digits from an "
-            "uninterrupted training.",
-            highlight=False,
-            soft_wrap=True,
+            "uninterrupted training."
         )
     return checkpoint, facts["licence"]
 

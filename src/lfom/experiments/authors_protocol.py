@@ -223,9 +223,8 @@ def on_variances(bench: Workbench) -> dict[str, Values]:
 
     def at(v: float, rotation: np.ndarray) -> LinearRegression:
         """w* has v times the inverse of the unscaled covariance, as in the authors' code."""
-        return LinearRegression(
-            PUBLISHED_SPECTRUM, CONTEXT, rotation=rotation, variance=v, weight_variance=v * v
-        )
+        options = {"rotation": rotation, "variance": v, "weight_variance": v * v}
+        return LinearRegression(PUBLISHED_SPECTRUM, CONTEXT, **options)
 
     places = [(k, run) for k in range(len(EXPERTS)) for run in range(runs)]
     own = [at(EXPERTS[k], turned[(run + k) % runs]) for k, run in places]

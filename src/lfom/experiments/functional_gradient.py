@@ -36,16 +36,12 @@ KERNELS: dict[str, Kernel] = {
 }
 FORMS = ("ReLU", "softmax")  # weights that are no kernel
 MEMORIES = ("none", "register", "bank")
-LABELS = {
-    "quick": ("exponential", "arc-cosine"),
-    "full": tuple(KERNELS),
-}  # whose functions labels are, by preset
+# Whose functions labels are, by preset.
+LABELS = {"quick": ("exponential", "arc-cosine"), "full": tuple(KERNELS)}
 PROMPTS = {"quick": 20_000, "full": 1_000_000}
 STEPS = {"quick": 300, "full": 4_000}  # of Adam on tokens
-TRAINED_ON = {
-    "quick": 20_000,
-    "full": 400_000,
-}  # prompts of one set, fitted as a whole: it has thousands for every number
+# Prompts of one set, fitted as a whole: it has thousands for every number.
+TRAINED_ON = {"quick": 20_000, "full": 400_000}
 HELPS = 0.02
 EXACT = 2_000  # prompts in float64, n layers
 
@@ -67,9 +63,7 @@ class FunctionalGradient(Experiment):
 
     def run(self, bench: Workbench) -> Outcome:
         labels = LABELS[bench.preset.name]
-        kernels: list[tuple[Any, ...]] = [
-            (trained, bench, at, reader, "bank") for at in labels for reader in KERNELS
-        ]
+        kernels: list[Any] = [(trained, bench, at, reader, "bank") for at in labels for reader in KERNELS]
         kernels += [(trained, bench, at, at, memory) for at in labels for memory in MEMORIES[:2]]
         others: list[tuple[Any, ...]] = [(weighted, bench, form) for form in FORMS]
         others += [(adam, bench, at, memory) for at in _by_adam(bench) for memory in MEMORIES]

@@ -56,9 +56,8 @@ def fit_mixtures(
 def on_adaptation_prompts(found: Fit, prompts: Quadratic) -> dict[int, Score]:
     """The scores on the very prompts that the gates were fitted on, by depth."""
     methods = {"gated": {depth: found.per_run(depth) for depth in found.depths}}
-    return by_depth(
-        methods, found.depths, lambda named: scores_on_sets(named, prompts, [ADAPTATION], found.runs)
-    )["gated"]
+    score = lambda named: scores_on_sets(named, prompts, [ADAPTATION], found.runs)  # noqa: E731
+    return by_depth(methods, found.depths, score)["gated"]
 
 
 def together(fits: Sequence[Fit]) -> Fit:

@@ -65,10 +65,8 @@ class Prefixes(Experiment):
         **{shift: f"the same, {words}" for shift, words in SHIFTS.items()},
     }
     trainings = {
-        AT: lambda preset, model, d: LeastSquares(2_000, int(4_000 * preset.least_squares), passes=(20, 1)),
-        OVER: lambda preset, model, d: LeastSquares(
-            5_000, int(20_000 * preset.least_squares), passes=(20, 2)
-        ),
+        AT: lambda preset, model, d: LeastSquares(2_000, int(4e3 * preset.least_squares), passes=(20, 1)),
+        OVER: lambda preset, model, d: LeastSquares(5_000, int(2e4 * preset.least_squares), passes=(20, 2)),
     }
 
     def run(self, bench: Workbench) -> Outcome:

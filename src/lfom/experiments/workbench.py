@@ -71,6 +71,7 @@ class CurveModel:
     converged: Callable[[Preset, int], LeastSquares] = least_squares
 
 
+OWN_IS_ONE = {"memory": "bank", "tied": True, "own_is_one": True}
 # The models of the figures, by the name of their curve.
 MODELS: dict[str, CurveModel] = {
     "Linear Transformer": CurveModel({"memory": "none"}),
@@ -80,13 +81,11 @@ MODELS: dict[str, CurveModel] = {
     "Memformer": CurveModel({"memory": "bank", "gamma": "pair", "tied": True}),
     "Memformer, untied": CurveModel({"memory": "bank"}),
     "Memformer, tied scalar": CurveModel({"memory": "bank", "tied": True}),
-    "Memformer, own 1": CurveModel({"memory": "bank", "tied": True, "own_is_one": True}),
+    "Memformer, own 1": CurveModel(OWN_IS_ONE),
     "Linear Transformer, GD++": CurveModel({"memory": "none", "covariates": True}),
     "Memformer, GD++": CurveModel({"memory": "bank", "covariates": True}),
     "Memformer, GD++, pairs": CurveModel({"memory": "bank", "covariates": True, "gamma": "pair"}),
-    "Memformer, GD++, own 1": CurveModel(
-        {"memory": "bank", "covariates": True, "tied": True, "own_is_one": True}
-    ),
+    "Memformer, GD++, own 1": CurveModel(OWN_IS_ONE | {"covariates": True}),
     "Conjugate register": CurveModel({"memory": "conjugate"}),
 }
 
@@ -187,19 +186,16 @@ class Workbench:
         spectrum = tuple(spectrum)
 
         def make() -> Any:
-            given = {"context": CONTEXT} | options
-            turned = np.asarray(
-                rotations(jax.random.fold_in(self.key, len(spectrum)), self.runs, len(spectrum))
-            )
+            given, d = {"context": CONTEXT} | options, len(spectrum)
+            turned = np.asarray(rotations(jax.random.fold_in(self.key, d), self.runs, d))
             return PerRun([LinearRegression(spectrum, rotation=U, **given) for U in turned])
 
         return self.keep(("data", spectrum, fingerprint(options)), make)
 
     def model(self, curve: str, d: int = 5, depth: int = max(DEPTHS), **options: Any) -> Any:
         """The model of a curve before training; options: more of memformer()."""
-        return memformer(
-            d, depth, **{"key": jax.random.fold_in(self.key, 11), **MODELS[curve].options, **options}
-        )
+        given = {"key": jax.random.fold_in(self.key, 11), **MODELS[curve].options, **options}
+        return memformer(d, depth, **given)
 
     def trained(
         self,
@@ -291,10 +287,8 @@ class Workbench:
             self.say(f"tuning baselines ({label})")
             deepest, n, d = max(depths), data.stacked.context, data[0].dimension
             inverses = [np.linalg.inv(one.covariance) for one in data.each()]
-            methods: dict[str, Any] = {
-                "CGD": classical.conjugate_gradient(deepest),
-                "Preconditioned CGD": self.preconditioned_cgd(data, deepest),
-            }
+            methods: dict[str, Any] = {"CGD": classical.conjugate_gradient(deepest)}
+            methods["Preconditioned CGD"] = self.preconditioned_cgd(data, deepest)
             eta, beta = classical.APPENDIX_B["Nesterov"]
             methods["NAG"] = classical.nesterov(eta * n, beta, deepest)
             eta, beta = classical.APPENDIX_B["momentum"]

@@ -65,17 +65,14 @@ def _missing(missing: Mapping[str, str]) -> str:
     """What a reader would look for in vain."""
     if not missing:
         return ""
-    lines = "\n".join(
-        f"<li><code>{escape(name)}</code> {escape(why)}</li>" for name, why in sorted(missing.items())
-    )
-    return f'<section class="missing" aria-label="Not in this report">\n<h2>Not in this report</h2>\n<ul>\n{lines}\n</ul>\n</section>'
+    known = [f"<li><code>{escape(name)}</code> {escape(why)}</li>" for name, why in sorted(missing.items())]
+    head = '<section class="missing" aria-label="Not in this report">\n<h2>Not in this report</h2>'
+    return "\n".join([head, "<ul>", *known, "</ul>\n</section>"])
 
 
 def _contents(owner: str, results: list[Result]) -> str:
-    lines = "\n".join(
-        f'<li><a href="#{escape(result.name)}">{escape(result.meta.title)}</a></li>' for result in results
-    )
-    return f"<h2>{escape(owner)}</h2>\n<ol>\n{lines}\n</ol>"
+    lines = [f'<li><a href="#{escape(one.name)}">{escape(one.meta.title)}</a></li>' for one in results]
+    return "\n".join([f"<h2>{escape(owner)}</h2>", "<ol>", *lines, "</ol>"])
 
 
 def _owned(owner: str, results: list[Result]) -> str:
@@ -97,9 +94,8 @@ def _counts(found: list[Result]) -> str:
         return "No experiment has finished yet. Run <code>lfom reproduce</code>."
     by_owner: dict[str, list[str]] = {}
     for (owner, _), claims in claims_by_group(found).items():
-        by_owner.setdefault(owner, []).extend(
-            claim.verdict for _, claim in claims if claim.verdict in VERDICTS
-        )
+        verdicts = [claim.verdict for _, claim in claims if claim.verdict in VERDICTS]
+        by_owner.setdefault(owner, []).extend(verdicts)
     return " ".join(_counted(owner, verdicts) for owner, verdicts in by_owner.items() if verdicts)
 
 

@@ -99,20 +99,10 @@ def draw(result: Result) -> Figure:
         draw_panel(figure.add_subplot(grid[index // columns, index % columns]), panel)
     edge = 0.12 / width
     figure.text(edge, 1 - 0.1 / height, "\n".join(title), fontsize=11.5, weight="bold", va="top")
-    figure.text(
-        edge, 0.08 / height, "\n".join(note), fontsize=7.5, color="#555555", va="bottom", linespacing=1.3
-    )
-    figure.legend(
-        handles=handles,
-        loc="upper left",
-        bbox_to_anchor=(1 - (legend_width - 0.15) / width, 1 - top / height),
-        frameon=False,
-        borderpad=0,
-        borderaxespad=0,
-        fontsize=8.5,
-        handlelength=3.0,
-        labelspacing=0.6,
-    )
+    quiet: dict[str, Any] = {"fontsize": 7.5, "color": "#555555", "va": "bottom", "linespacing": 1.3}
+    figure.text(edge, 0.08 / height, "\n".join(note), **quiet)
+    corner = (1 - (legend_width - 0.15) / width, 1 - top / height)
+    figure.legend(handles=handles, loc="upper left", bbox_to_anchor=corner, **LEGEND)
     return figure
 
 

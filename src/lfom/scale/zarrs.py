@@ -51,9 +51,8 @@ def opened(given: Any) -> Any:
 def write_rows(group: Any, name: str, first: int, values: np.ndarray, chunk: int) -> None:
     """Values at the places first, first + 1, ... of the array of this name, which grows as it must."""
     if name not in group:
-        group.create_array(
-            name, shape=(0, *values.shape[1:]), chunks=(chunk, *values.shape[1:]), dtype=values.dtype
-        )
+        rest = values.shape[1:]
+        group.create_array(name, shape=(0, *rest), chunks=(chunk, *rest), dtype=values.dtype)
     array, end = group[name], first + len(values)
     if array.shape[0] < end:
         array.resize((end, *array.shape[1:]))
