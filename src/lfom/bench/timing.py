@@ -9,6 +9,8 @@ from typing import Any
 
 import jax
 
+Programs = Mapping[str, Callable[[], Any]]  # by name
+
 
 @dataclass(frozen=True)
 class Ratio:
@@ -29,17 +31,13 @@ class Ratio:
         return {**own, "ratio": self.ratio, **self.details}
 
 
-def side_by_side(programs: Mapping[str, Callable[[], Any]], rounds: int = 7) -> dict[str, float]:
+def side_by_side(programs: Programs, rounds: int = 7) -> dict[str, float]:
     """Median seconds of each program, run in turn so that a noisy moment hits all of them."""
     return {name: statistics.median(times) for name, times in all_times(programs, rounds).items()}
 
 
 def all_times(
-    programs: Mapping[str, Callable[[], Any]],
-    rounds: int,
-    patience: float = math.inf,
-    *,
-    compiled: bool = False,
+    programs: Programs, rounds: int, patience: float = math.inf, *, compiled: bool = False
 ) -> dict[str, list[float]]:
     """Seconds of every run of each program, in turn. One that has used up `patience` seconds takes no
     further turns. Unless they are compiled already, all run once before the clock starts."""

@@ -83,11 +83,7 @@ def adam_programs(
 
 
 def bench_train() -> list[Ratio]:
-    return [
-        _adam_row("adam step", "sparse"),
-        _adam_row("adam step, any P and Q", "linear"),
-        _jacobian_row(),
-    ]
+    return [_adam_row("adam step", "sparse"), _adam_row("adam step, any P and Q", "linear"), _jacobian_row()]
 
 
 def _adam_row(name: str, reader: str) -> Ratio:

@@ -24,12 +24,7 @@ SHOWN = 20  # shards that failed; all of them are in --json
 
 
 def solve_many(
-    method: Algorithm,
-    problems: list[str],
-    out: Path,
-    with_: list[Path],
-    as_json: bool,
-    **options: Any,
+    method: Algorithm, problems: list[str], out: Path, with_: list[Path], as_json: bool, **options: Any
 ) -> None:
     """See `lfom.solve_stream` for the options. Exit status 1 if a problem or a shard failed."""
     console, begun = Console(stderr=True), time.monotonic()

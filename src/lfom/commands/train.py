@@ -13,21 +13,12 @@ import numpy as np
 import typer
 from rich.console import Console
 
+from lfom.commands import progress
 from lfom.commands.announcing import announce, say
 from lfom.commands.evaluate import print_scores, reference_name, score_rows
 from lfom.commands.hosts import SCALE, Coordinator, Devices, Hosts, Process, Processes, placed, same_file
 from lfom.commands.options import With, given, numbers, option, print_json, types_of
 from lfom.commands.problem_files import check_out, load_checkpoint
-from lfom.commands.progress import (
-    LEAST_TO_SCORE,
-    PartProgress,
-    TrainingProgress,
-    check_affordable,
-    described,
-    estimate,
-    methods_scored,
-    stages,
-)
 from lfom.core import checks, room
 from lfom.core.archive import LICENCE, versions
 from lfom.core.checks import InputError
@@ -148,15 +139,15 @@ def train_command(
         how = _optimiser(optimiser, adam, view) or default_optimiser(model, kinds[0])
         how.check_view(view)
         checkpoint = Checkpoint(model, data, wanted, kinds, how, seed, checks.count("prompts", prompts))
-        scored = float(data.runs or 1) * prompts * methods_scored(wanted)
-        room.in_time(f"--prompts is {prompts}", scored * LEAST_TO_SCORE, "Score on fewer.")
+        scored = float(data.runs or 1) * prompts * progress.methods_scored(wanted)
+        room.in_time(f"--prompts is {prompts}", scored * progress.LEAST_TO_SCORE, "Score on fewer.")
 
         def phases_of(depths: tuple[int, ...]) -> list[Phase]:
             if depths == wanted:
                 return checkpoint.phases
             return replace(checkpoint, model=built(max(depths)), depths=depths).phases
 
-        check_affordable(phases_of, len(eigenvalues), wanted, data.runs or 1)
+        progress.check_affordable(phases_of, len(eigenvalues), wanted, data.runs or 1)
         path = Path("model.safetensors") if out is None else out
         _writable(path, force, None)
     job = Job(checkpoint, path, licence, as_json, Console(stderr=True), with_ or [])
@@ -229,10 +220,10 @@ class Job:
     def _train(self) -> None:
         now, phases = self.checkpoint, self.checkpoint.phases
         size = (now.data.stacked.dimension, now.depths, now.data.runs or 1)
-        announce(described(phases, *size[1:]), estimate(phases, *size, now.prompts))
-        found = stages(phases, *size)
-        optimum = known_optimum(now)
-        with TrainingProgress(self.console, phases, found, now.depths, optimum, now.state) as bar:
+        announce(progress.described(phases, *size[1:]), progress.estimate(phases, *size, now.prompts))
+        found, optimum = progress.stages(phases, *size), known_optimum(now)
+        told = progress.TrainingProgress(self.console, phases, found, now.depths, optimum, now.state)
+        with told as bar:
 
             def watch(state: State, record: dict[str, Any]) -> None:
                 _finite(state)
@@ -258,7 +249,7 @@ class Job:
     def _score(self) -> None:
         """The scores of the finished models; until they are there, the file stays as the last pass
         left it, so that a fit stopped here is resumed here."""
-        with PartProgress(self.console, "scoring on fresh prompts") as bar:
+        with progress.PartProgress(self.console, "scoring on fresh prompts") as bar:
             rows = score_rows(self.checkpoint, self.checkpoint.prompts, bar)
         self._keep(replace(self.checkpoint, finished=True, metrics=tuple(rows)))
 

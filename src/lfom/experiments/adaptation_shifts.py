@@ -11,15 +11,7 @@ from lfom.core.unroll import losses
 from lfom.experiments import shifted
 from lfom.experiments.experiment import Experiment
 from lfom.experiments.rows import Row, flatten, run_rows
-from lfom.experiments.shifted import (
-    FOUR_STEPS,
-    LABEL_FREE,
-    OWN_GATES,
-    PLACES,
-    UNADAPTED,
-    WITH_LABELS,
-    OnShifts,
-)
+from lfom.experiments.shifted import FOUR_STEPS, LABEL_FREE, OWN_GATES, PLACES, UNADAPTED, WITH_LABELS
 from lfom.experiments.statistics import Claims, listed, under, written
 from lfom.experiments.workbench import Outcome, Workbench, keys
 from lfom.training import PerRun
@@ -139,7 +131,7 @@ def normalised_change(bench: Workbench) -> float:
     return float(np.ptp(found))
 
 
-def claims(found: OnShifts, change: float) -> Claims:
+def claims(found: shifted.OnShifts, change: float) -> Claims:
     table, made = found.table, Claims("4.2")
     places = [f"{family} {x:g}" for family, x in PLACES]
 

@@ -19,7 +19,7 @@ from lfom.core.problems import Quadratic
 from lfom.core.runs import PerRun
 from lfom.core.vectors import from_vector, vector_of
 from lfom.experiments.fixed_batches import ISOTROPIC, OnSets, asked, fit_on_sets, learned_lfom
-from lfom.experiments.gates import fit_mixtures
+from lfom.experiments.gates import Heads, fit_mixtures
 from lfom.experiments.gaussian_mixture import NAMES, mixture_data
 from lfom.experiments.rows import by_depth
 from lfom.experiments.workbench import CONTEXT, DEPTHS, Workbench, kept
@@ -196,11 +196,7 @@ def experts(bench: Workbench, model: Any, data: Sequence[Any], name: str) -> Fit
 
 
 def gated(
-    bench: Workbench,
-    heads: Sequence[Sequence[tuple[Fit, int]]],
-    data: Sequence[Any],
-    name: str,
-    train: Sequence[str] = ("gates",),
+    bench: Workbench, heads: Heads, data: Sequence[Any], name: str, train: Sequence[str] = ("gates",)
 ) -> Values:
     """Gates from 0, fitted by Adam with the query labels of a batch, and scored on that batch. heads: for each
     distribution of `data` its heads, as (fit, run)."""

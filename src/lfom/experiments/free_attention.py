@@ -7,18 +7,9 @@ import numpy as np
 
 from lfom.core.runs import PerRun
 from lfom.experiments.experiment import Experiment
-from lfom.experiments.gdpp import NEUMANN, optimum_methods
+from lfom.experiments.gdpp import NEUMANN, from_a_number, optimum_methods
 from lfom.experiments.rows import by_depth, curve_rows, run_rows
-from lfom.experiments.statistics import (
-    Claims,
-    Finding,
-    compare,
-    difference,
-    distance_to_identity,
-    each_run,
-    listed,
-    share,
-)
+from lfom.experiments.statistics import Claims, Finding, compare, difference, each_run, listed, share
 from lfom.experiments.workbench import Outcome, Workbench, kept
 from lfom.methods.memformer import memformer
 from lfom.training import Adam, Fit, LeastSquares, fit
@@ -98,9 +89,8 @@ class FreeAttention(Experiment):
             found_form or [False],
             listed(words, form="L={}: {}"),
         )
-        claims.add(
-            "gdpp-b-neumann-converged", f"{NEUMANN[:-1]}, at convergence.", _neumann(fits[FREE], data), "3.3"
-        )
+        text = f"{NEUMANN[:-1]}, at convergence."
+        claims.add("gdpp-b-neumann-converged", text, _neumann(fits[FREE], data), "3.3")
         with_bank, best = found[BANK, "converged"], found[BEST[BANK], "none"]
         above = {d: difference(with_bank[d], best[d]) for d in depths}
         claims.test(
@@ -162,8 +152,7 @@ def _neumann(fits: dict[int, Fit], data: PerRun) -> Finding:
         for run in range(fits[depth].runs):
             root = np.asarray(data[run].root)
             read = np.asarray(fits[depth].model(run).reader.P)[: depth - 1]  # the last layer's is never read
-            for P in read:
-                found.append(distance_to_identity(np.linalg.inv(root).T @ P[:-1, :-1] @ root.T))
+            found += [from_a_number(P[:-1, :-1], root) for P in read]
     median, most = np.median(found), max(found)
     return Finding(
         "B of linear attention with any P and Q, two and three layers, is a multiple of the identity in whitened "

@@ -185,26 +185,26 @@ def _claims(bench: Workbench, found: dict[str, Scores]) -> Claims:
     claims = Claims("ours")
     matching = {at: own["matching kernel", "converged"] for at, own in found.items()}
     rivals = {at: _rivals(at, own) for at, own in found.items()}
-    best = {at: {d: min(own, key=lambda r: own[r][d].log_loss) for d in DEPTHS} for at, own in rivals.items()}
+
+    def against_best(at: str) -> str:
+        words = {}
+        for d, ours in matching[at].items():
+            name, best = min(((n, own[d]) for n, own in rivals[at].items()), key=lambda one: one[1].log_loss)
+            words[d] = f"{ours.minus(best)[0]:+.3f} ({name})"
+        return listed(words, form="L={} {}", between=", ")
+
     claims.test(
         "functional-matching-is-best",
         "Attention with the kernel that labels come from is best.",
         "converged, its loss without memory is below that of every other kernel with a bank and of ReLU and softmax weights by "
         "two standard errors of the paired difference, at every depth",
         [
-            _lower(matching[at][d], own[d])
-            for at, all_ in rivals.items()
-            for own in all_.values()
+            _lower(ours[d], own[d])
+            for at, ours in matching.items()
+            for own in rivals[at].values()
             for d in DEPTHS
         ],
-        "; ".join(
-            f"{at}, against the best other: "
-            + ", ".join(
-                f"L={d} {matching[at][d].minus(rivals[at][best[at][d]][d])[0]:+.3f} ({best[at][d]})"
-                for d in DEPTHS
-            )
-            for at in found
-        ),
+        listed({at: against_best(at) for at in found}, form="{}, against the best other: {}"),
     )
     claims.test(
         "functional-deeper-is-better",

@@ -18,6 +18,8 @@ from lfom.training import Adam, Fit, LeastSquares, Score
 
 ADAPTATION = 1_000  # prompts, with the labels of their queries, that gates are fitted on
 
+Heads = Sequence[Sequence[tuple[Fit, int]]]  # of every run, as (fit, run)
+
 
 def adaptation_prompts(data: Any, key: Any) -> Quadratic:
     """Prompts with one sampled query; runs lead, prompts are last."""
@@ -35,14 +37,14 @@ def fit_gates(
 
 def fit_mixtures(
     bench: Workbench,
-    heads: Sequence[Sequence[tuple[Fit, int]]],
+    heads: Heads,
     prompts: Quadratic,
     optimiser: Adam | LeastSquares,
     train: Sequence[str],
     gates: Array | None = None,
 ) -> Fit:
-    """Mixtures of trained heads, fitted to a set of prompts for each run. heads: of every run, as (fit, run). gates: to
-    begin with, if not 1 / heads."""
+    """Mixtures of trained heads, fitted to a set of prompts for each run. gates: to begin with, if not
+    1 / heads."""
     depths = heads[0][0][0].depths
     whole = [
         mixture([from_vector(one.template, one.vectors[run, at]) for one, run in own], gates)

@@ -4,11 +4,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from lfom.core.runs import PerRun
+from lfom.experiments.statistics import distance_to_identity
 from lfom.experiments.workbench import Workbench, kept
 from lfom.limits.gdpp import FittedOptimum, gdpp_optima, with_matrix
 
 DEEPEST = 4
 NEUMANN = "B acts like a truncated Neumann series of the inverse of the Hessian."  # a claim of the paper
+
+
+def from_a_number(B: np.ndarray, root: np.ndarray) -> float:
+    """How far B is from a multiple of the identity in whitened coordinates, where it would be a Neumann series."""
+    return distance_to_identity(np.linalg.inv(root).T @ B @ root.T)
 
 
 @kept

@@ -19,19 +19,14 @@ from lfom.experiments.workbench import DEPTHS, Outcome, Workbench, kept, tuned_m
 from lfom.methods.classical import gradient_descent, nesterov
 from lfom.methods.memformer import memformer
 from lfom.methods.newton import newton
-from lfom.prompts.generalised import (
-    LinkRegression,
-    LogisticRegression,
-    NormalLinkRegression,
-    PoissonRegression,
-)
+from lfom.prompts import generalised
 from lfom.report.results import Row
 from lfom.training import Score, evaluate
 
 CONTEXT = 40
-KINDS: dict[str, Callable[..., LinkRegression]] = {
-    "logistic": LogisticRegression,
-    "Poisson": PoissonRegression,
+KINDS: dict[str, Callable[..., generalised.LinkRegression]] = {
+    "logistic": generalised.LogisticRegression,
+    "Poisson": generalised.PoissonRegression,
 }
 MODELS = {
     "Linear Transformer": "none",
@@ -82,7 +77,9 @@ class GeneralisedLinearModels(Experiment):
         bench.side_by_side([job for kind in KINDS for job in _jobs(bench, kind)])
         found = {kind: _curves(bench, kind, _data(bench, kind)) for kind in KINDS}
         classes = _data(bench, "logistic").each()
-        scored_by_class = PerRun([NormalLinkRegression(one.base, Misclassified()) for one in classes])
+        scored_by_class = PerRun(
+            [generalised.NormalLinkRegression(one.base, Misclassified()) for one in classes]
+        )
         wrong = _curves(bench, "logistic", scored_by_class)
         rows = [row for kind in KINDS for row in _rows(found[kind], f"{kind}_deviance")]
         rows += _rows(wrong, "accuracy", lambda error: 1 - error)
@@ -135,7 +132,7 @@ def _fitted(bench: Workbench, kind: str) -> dict[str, PerRun]:
 
 
 @jit_draws
-def _sample(data: LinkRegression, key: Array) -> Any:
+def _sample(data: generalised.LinkRegression, key: Array) -> Any:
     return data.problems(key, TUNED_ON, "iterates")
 
 

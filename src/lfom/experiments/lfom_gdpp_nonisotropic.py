@@ -5,19 +5,9 @@ import numpy as np
 from lfom.core.parameters import at_layer
 from lfom.core.runs import PerRun
 from lfom.experiments.experiment import Experiment
-from lfom.experiments.gdpp import NEUMANN, optimum_methods
+from lfom.experiments.gdpp import NEUMANN, from_a_number, optimum_methods
 from lfom.experiments.rows import Curves, by_depth, curve_rows
-from lfom.experiments.statistics import (
-    Claims,
-    Finding,
-    compare,
-    difference,
-    distance_to_identity,
-    each_run,
-    lower,
-    slug,
-    values,
-)
+from lfom.experiments.statistics import Claims, Finding, compare, difference, each_run, lower, slug, values
 from lfom.experiments.workbench import A_THEN_GAMMA, DEPTHS, WITH_PHASES, Outcome, Workbench, keys
 
 PAIRS = "Memformer, pairs"
@@ -119,7 +109,7 @@ def _neumann(bench: Workbench, data: PerRun) -> Finding:
         model = fit.model(run, 4)
         for layer in range(3):  # the last layer's B is never read
             B = np.asarray(at_layer(model.reader.B, layer).matrix(5))
-            found.append(distance_to_identity(np.linalg.inv(root).T @ B @ root.T))
+            found.append(from_a_number(B, root))
     mean, most = np.mean(found), max(found)
     return Finding(
         "full B_l trained by Adam is a multiple of the identity in whitened coordinates, so that a layer "

@@ -106,11 +106,7 @@ def regression(n: int) -> LinearRegression:
 
 
 def _scores(
-    bench: Workbench,
-    methods: dict[Pair, Any],
-    sources: list[Distribution],
-    label: str,
-    prompts: int,
+    bench: Workbench, methods: dict[Pair, Any], sources: list[Distribution], label: str, prompts: int
 ) -> Scores:
     """After every number of examples, ridge and the Bayes predictor beside the methods."""
     bench.say(f"scoring prefixes ({label})")
