@@ -18,7 +18,7 @@ from lfom.core.arrays import as_array
 from lfom.core.problems import Quadratic
 from lfom.core.runs import PerRun
 from lfom.core.vectors import from_vector, vector_of
-from lfom.experiments.fixed_batches import ISOTROPIC, OnSets, asked, fit_on_sets, learned_lfom
+from lfom.experiments.fixed_batches import ISOTROPIC, asked, fit_on_sets, learned_lfom
 from lfom.experiments.gates import Heads, fit_mixtures
 from lfom.experiments.gaussian_mixture import NAMES, mixture_data
 from lfom.experiments.rows import by_depth
@@ -80,11 +80,9 @@ def cgd(
 @kept
 def with_momentum(bench: Workbench) -> dict[str, Values]:
     """With the step sizes of Appendix B, which act on the gradient without 1/n."""
-    given = {"NAG": (nesterov, "Nesterov"), "Momentum GD": (momentum, "momentum")}
-    methods = {}
-    for name, (build, row) in given.items():
-        eta, beta = APPENDIX_B[row]
-        methods[name] = steps(build(eta * CONTEXT, beta, max(DEPTHS)))
+    (eta, beta), (rate, weight) = APPENDIX_B["Nesterov"], APPENDIX_B["momentum"]
+    methods = {"NAG": steps(nesterov(eta * CONTEXT, beta, max(DEPTHS)))}
+    methods["Momentum GD"] = steps(momentum(rate * CONTEXT, weight, max(DEPTHS)))
     return scores(methods, prompts(bench, PUBLISHED_SPECTRUM, CONTEXT))
 
 
@@ -167,13 +165,10 @@ def on_last_batch(bench: Workbench, model: str) -> Values:
     return {d: last[:, at, None] for at, d in enumerate(DEPTHS)}
 
 
-def of_set(found: OnSets, size: int) -> Values:
-    """Trained on one set of prompts and scored on it."""
-    return {d: score.log_mean[:, -1:] for d, score in found.at_size(size)[0].items()}
-
-
 def learned(bench: Workbench, size: int, together: tuple[int, ...]) -> Values:
-    return of_set(learned_lfom(bench, "paper", together, DEPTHS), size)
+    """Trained on one set of prompts and scored on it."""
+    own = learned_lfom(bench, "paper", together, DEPTHS).at_size(size)[0]
+    return {d: score.log_mean[:, -1:] for d, score in own.items()}
 
 
 def isotropic_cgd(bench: Workbench) -> Values:

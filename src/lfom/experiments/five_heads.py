@@ -118,11 +118,11 @@ def speed(bench: Workbench, claims: Claims) -> list[Row]:
         "five minus one by Adam steps: "
         + "; ".join(f"{step}: {written(each)}" for step, each in apart.items()),
     )
-    return flatten(
-        run_rows(name, "paper", step, each, "training_log_loss", scored_on="training prompts")
-        for name, table in tables.items()
-        for step, each in table.items()
-    )
+    rows, on = list[Row](), "training prompts"
+    for name, table in tables.items():
+        for step, each in table.items():
+            rows += run_rows(name, "paper", step, each, "training_log_loss", scored_on=on)
+    return rows
 
 
 def varying_covariance(bench: Workbench, claims: Claims) -> list[Row]:

@@ -73,10 +73,8 @@ def shifted_data(bench: Workbench) -> PerRun:
     keys = jax.random.split(bench.stream("turn"), bench.runs)
     for family, x in PLACES:
         data: Any = base
-        if family == "variance":
-            data = bench.data(variance=x).stacked
-        elif family == "noise":
-            data = bench.data(noise=x).stacked
+        if family in ("variance", "noise"):
+            data = bench.data(**{family: x}).stacked
         elif family == "angle":
             turned = jax.vmap(lambda key, U, x=x: U @ turn(key, U.shape[0], x))(keys, base.rotation)
             data = eqx.tree_at(lambda d: d.rotation, base, turned)

@@ -20,10 +20,9 @@ BATCH = 20_000
 
 def distances(bench: Workbench, vectors: np.ndarray, model: Any) -> np.ndarray:
     """(runs, layers)"""
-    data = bench.data()
     found = []
-    for run in range(bench.runs):
-        root = np.asarray(data[run].root)
+    for run, data in enumerate(bench.data().each()):
+        root = np.asarray(data.root)
         A = from_vector(model, vectors[run, 0]).reader.A
         matrices = [np.asarray(at_layer(A, layer).matrix(root.shape[0])) for layer in range(LAYERS)]
         found.append([distance_to_identity(root @ a @ root.T) for a in matrices])
@@ -31,8 +30,8 @@ def distances(bench: Workbench, vectors: np.ndarray, model: Any) -> np.ndarray:
 
 
 def rows_of(training: str, step: int, values: np.ndarray, **more: Any) -> list[Row]:
-    lines = [run_rows(f"A_{k}", training, step, values[:, k], "distance", **more) for k in range(LAYERS)]
-    return flatten(lines)
+    each = enumerate(values.T)
+    return flatten(run_rows(f"A_{k}", training, step, own, "distance", **more) for k, own in each)
 
 
 class SigmaConvergence(Experiment):

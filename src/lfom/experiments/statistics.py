@@ -142,12 +142,10 @@ def lower(ours: Depths, theirs: Depths, by: float = 0.0, depths: Sequence[int] =
 
     words: another rule or evidence than the usual; `listed` stands before the depths where it is so.
     """
-    least = f"{-by:g}" if by else "0"
-    rule = f"difference of log loss on the same fresh prompts below {least} by two standard errors, per depth"
+    least = f"below {f'{-by:g}' if by else 0} by two standard errors"
+    rule = f"difference of log loss on the same fresh prompts {least}, per depth"
     if depths:
-        rule = (
-            f"difference of log loss below {least} by two standard errors, depths {depths[0]} to {depths[-1]}"
-        )
+        rule = f"difference of log loss {least}, depths {depths[0]} to {depths[-1]}"
     met = {d: below(ours[d], theirs[d], by) for d in ours}
     return _finding(met, depths, **({"rule": rule, "evidence": compare(ours, theirs)} | words))
 

@@ -263,13 +263,17 @@ def _scales(value: Any) -> str | dict[str, str]:
     return scales if known else _expected("linear or log")
 
 
-def _field(path: Path, where: str, content: dict[str, Any], key: str, read: Callable[[Any], Any]) -> Any:
+def _read(path: Path, what: str, value: Any, reader: Callable[[Any], Any]) -> Any:
+    try:
+        return reader(value)
+    except ValueError as error:
+        _damaged(path, f"{what} is {value!r}, expected {error}")
+
+
+def _field(path: Path, where: str, content: dict[str, Any], key: str, reader: Callable[[Any], Any]) -> Any:
     if key not in content:
         _damaged(path, f"{where} has no {key!r}")
-    try:
-        return read(content[key])
-    except ValueError as error:
-        _damaged(path, f"{key!r} of {where} is {content[key]!r}, expected {error}")
+    return _read(path, f"{key!r} of {where}", content[key], reader)
 
 
 def _meta(path: Path) -> tuple[Meta, int | None]:
@@ -343,10 +347,7 @@ def _row(path: Path, number: int, line: dict[Any, Any], meta: Meta) -> Row:
         _damaged(path, f"line {number} does not have {len(COLUMNS)} fields")
 
     def read(column: str, reader: Callable[[str], Any]) -> Any:
-        try:
-            return reader(line[column])
-        except ValueError as error:
-            _damaged(path, f"{column} on line {number} is {line[column]!r}, expected {error}")
+        return _read(path, f"{column} on line {number}", line[column], reader)
 
     def place(text: str) -> float:
         logarithmic = for_measure(meta.x_scale, line["measure"], "linear") == "log"
