@@ -230,17 +230,9 @@ class Job:
                 self._keep(replace(self.checkpoint, state=state))
                 bar(state, record)
 
-            trained = fit(
-                now.model,
-                now.data,
-                key=now.key("training"),
-                depths=now.depths,
-                train=now.train,
-                optimiser=now.optimiser,
-                watch=watch,
-                tick=bar.tick,
-                resume=now.state,
-            )
+            options = {name: getattr(now, name) for name in ("depths", "train", "optimiser")}
+            options |= {"watch": watch, "tick": bar.tick, "resume": now.state}
+            trained = fit(now.model, now.data, key=now.key("training"), **options)
         last = self.checkpoint.state
         assert last is not None  # every fit makes a pass
         state = State(len(phases) - 1, last.level, last.step, trained.vectors, {}, trained.history)

@@ -33,7 +33,8 @@ CGD, CGD_ON_TEN = _with(theirs.cgd, CONTEXT - 1, BATCH), _with(theirs.cgd, CONTE
 PLAIN, MEMFORMER, GDPP = "Linear Transformer", "Memformer", "lfom_gdpp_nonisotropic"
 SCALAR, REGISTER_SCALAR = "Linear Transformer, scalar A", "Memformer, register, scalar A"
 BANK, PLAIN_GDPP, BANK_GDPP = "Memformer, own 1", "Linear Transformer, GD++", "Memformer, GD++, own 1"
-GAMMA = ("coefficients",)
+FIRST_STAGE = _with(theirs.plain_fresh, PLAIN)
+GAMMA_ALONE = {MEMFORMER: _with(theirs.fitted, BANK, PLAIN, ("coefficients",)), PLAIN: FIRST_STAGE}
 # How each published curve is made; by figure and curve.
 PROTOCOLS: dict[str, dict[str, Protocol]] = {
     "cg_without_preconditioning": {
@@ -44,23 +45,11 @@ PROTOCOLS: dict[str, dict[str, Protocol]] = {
     "cg_with_preconditioning": {
         "CGD": CGD,
         MEMFORMER: _with(theirs.fresh, "Memformer, register", PLAIN),
-        PLAIN: _with(theirs.plain_fresh, PLAIN),
+        PLAIN: FIRST_STAGE,
     },
-    "lfom_nonisotropic": {
-        "CGD": CGD,
-        MEMFORMER: _with(theirs.fresh, BANK, PLAIN),
-        PLAIN: _with(theirs.plain_fresh, PLAIN),
-    },
-    "nag_vs_Memformer": {
-        "NAG": _of(theirs.with_momentum, "NAG"),
-        MEMFORMER: _with(theirs.fitted, BANK, PLAIN, GAMMA),
-        PLAIN: _with(theirs.plain_fresh, PLAIN),
-    },
-    "mgd_vs_Memformer": {
-        "Momentum GD": _of(theirs.with_momentum, "Momentum GD"),
-        MEMFORMER: _with(theirs.fitted, BANK, PLAIN, GAMMA),
-        PLAIN: _with(theirs.plain_fresh, PLAIN),
-    },
+    "lfom_nonisotropic": {"CGD": CGD, MEMFORMER: _with(theirs.fresh, BANK, PLAIN), PLAIN: FIRST_STAGE},
+    "nag_vs_Memformer": {"NAG": _of(theirs.with_momentum, "NAG"), **GAMMA_ALONE},
+    "mgd_vs_Memformer": {"Momentum GD": _of(theirs.with_momentum, "Momentum GD"), **GAMMA_ALONE},
     GDPP: {
         "CGD": CGD,
         MEMFORMER: _with(theirs.fitted, BANK_GDPP, PLAIN_GDPP),

@@ -74,7 +74,8 @@ def shifted_data(bench: Workbench) -> PerRun:
     for family, x in PLACES:
         data: Any = base
         if family in ("variance", "noise"):
-            data = bench.data(**{family: x}).stacked
+            other: dict[str, Any] = {family: x}
+            data = bench.data(**other).stacked
         elif family == "angle":
             turned = jax.vmap(lambda key, U, x=x: U @ turn(key, U.shape[0], x))(keys, base.rotation)
             data = eqx.tree_at(lambda d: d.rotation, base, turned)
