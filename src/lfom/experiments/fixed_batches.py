@@ -18,7 +18,7 @@ from lfom.core.problems import Quadratic
 from lfom.core.readers import Gradient
 from lfom.core.runs import PerRun, concatenate, joined, take
 from lfom.experiments.rows import Row, by_depth, score_rows, take_runs
-from lfom.experiments.workbench import CONTEXT, DEPTHS, PHASES, Workbench, kept
+from lfom.experiments.workbench import CONTEXT, DEPTHS, PHASES, Optimiser, Workbench, kept
 from lfom.limits.optimum import exact_optimum
 from lfom.methods.classical import conjugate_gradient
 from lfom.training import Adam, Fit, LeastSquares, Score, State, evaluate, fit
@@ -62,7 +62,7 @@ def train_on_sets(
     training: str,
     label: str,
     depths: Sequence[int] = DEPTHS,
-    optimiser: Adam | LeastSquares | None = None,
+    optimiser: Optimiser | None = None,
     optimum: dict[int, Any] | None = None,
     prompts: int | None = None,
 ) -> OnSets:
@@ -112,7 +112,7 @@ def fit_on_sets(
     bench: Workbench,
     model: Any,
     sets: Quadratic,
-    optimiser: Adam | LeastSquares,
+    optimiser: Optimiser,
     depths: Sequence[int] = DEPTHS,
     train: Any = None,
     vectors: np.ndarray | None = None,

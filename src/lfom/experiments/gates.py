@@ -12,9 +12,9 @@ from lfom.core.problems import Quadratic
 from lfom.core.vectors import from_vector, vector_of
 from lfom.experiments.fixed_batches import asked, fit_on_sets, scores_on_sets
 from lfom.experiments.rows import by_depth
-from lfom.experiments.workbench import Workbench
+from lfom.experiments.workbench import Optimiser, Workbench
 from lfom.methods.memformer import mixture
-from lfom.training import Adam, Fit, LeastSquares, Score
+from lfom.training import Fit, LeastSquares, Score
 
 ADAPTATION = 1_000  # prompts, with the labels of their queries, that gates are fitted on
 
@@ -39,7 +39,7 @@ def fit_mixtures(
     bench: Workbench,
     heads: Heads,
     prompts: Quadratic,
-    optimiser: Adam | LeastSquares,
+    optimiser: Optimiser,
     train: Sequence[str],
     gates: Array | None = None,
 ) -> Fit:

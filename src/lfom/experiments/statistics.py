@@ -11,9 +11,10 @@ from lfom.report.results import MEASURED, Claim
 from lfom.training import Score
 
 Depths = dict[int, Score]
+Truth = bool | np.bool_
 
 
-def verdict(*conditions: bool | np.bool_) -> str:
+def verdict(*conditions: Truth) -> str:
     """A verdict is computed, never typed in: holds if all are true, fails if none is, else partly."""
     return "holds" if all(conditions) else "partly" if any(conditions) else "fails"
 
@@ -98,7 +99,7 @@ class Finding:
     """A rule, whether it is met in every case, and the evidence in words."""
 
     rule: str
-    met: Iterable[bool | np.bool_]
+    met: Iterable[Truth]
     evidence: str
 
 
@@ -124,16 +125,10 @@ class Claims(list[Claim]):
         self.append(Claim(id, text, section or self.section, how, MEASURED, evidence))
 
     def test(
-        self,
-        id: str,
-        text: str,
-        rule: str,
-        met: bool | np.bool_ | Iterable[bool | np.bool_],
-        evidence: str,
-        section: str = "",
+        self, id: str, text: str, rule: str, met: Truth | Iterable[Truth], evidence: str, section: str = ""
     ) -> None:
         """A claim with a rule of its own; met: whether it holds, or in which cases."""
-        cases = [met] if isinstance(met, bool | np.bool_) else met
+        cases = [met] if isinstance(met, Truth) else met
         self.add(id, text, Finding(rule, cases, evidence), section)
 
 

@@ -90,7 +90,9 @@ MODELS: dict[str, CurveModel] = {
 }
 
 # A training is an optimiser, or says it for a preset, a model and its dimension.
-Training = Adam | LeastSquares | Callable[[Preset, CurveModel, int], Adam | LeastSquares]
+Optimiser = Adam | LeastSquares
+Training = Optimiser | Callable[[Preset, CurveModel, int], Optimiser]
+Model = str | Algorithm  # of a curve, by name, or built by yourself
 TRAININGS: dict[str, Training] = {
     "paper": lambda preset, model, d: Adam(steps=preset.adam_steps),
     "converged": lambda preset, model, d: model.converged(preset, d),
@@ -198,12 +200,7 @@ class Workbench:
         return memformer(d, depth, **given)
 
     def trained(
-        self,
-        model: str | Algorithm,
-        training: str,
-        data: PerRun,
-        depths: Sequence[int] = DEPTHS,
-        label: str = "main",
+        self, model: Model, training: str, data: PerRun, depths: Sequence[int] = DEPTHS, label: str = "main"
     ) -> Fit:
         """A model, of a curve (by name) or built by yourself, trained on fresh prompts; training: a name of
         `trainings`."""
@@ -219,9 +216,7 @@ class Workbench:
 
         return self.keep(("fit", name, optimiser, phases, fingerprint(data), label, tuple(depths)), make)
 
-    def optimiser(
-        self, training: str, model: str | Algorithm = "Memformer", d: int = 5
-    ) -> Adam | LeastSquares:
+    def optimiser(self, training: str, model: Model = "Memformer", d: int = 5) -> Optimiser:
         """What a training stands for; a model that is none of ours is trained as most of ours are."""
         said = self.trainings[checks.known("training", training, self.trainings)]
         name = checks.known("model", model, MODELS) if isinstance(model, str) else "Memformer"
@@ -255,7 +250,7 @@ class Workbench:
         data: Any,
         depths: Sequence[int] = DEPTHS,
         label: str = "main",
-        models: Mapping[str, str | Algorithm] | None = None,
+        models: Mapping[str, Model] | None = None,
         baselines: bool | None = None,
         prompts: int | None = None,
     ) -> Curves:
