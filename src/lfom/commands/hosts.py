@@ -40,11 +40,9 @@ Devices = Annotated[int | None, option("Use so many of this machine's devices. [
 Hosts = Annotated[
     bool, option("Join the processes of this Slurm, Open MPI or Kubernetes job.", "Scale", "--hosts")
 ]
-Coordinator = Annotated[
-    str | None, option("HOST:PORT of process 0, where no such job tells it.", "Scale", "--coordinator")
-]
-Processes = Annotated[int | None, option("How many processes there are.", "Scale", "--processes")]
-Process = Annotated[int | None, option("Which of them this is: 0, 1, ...", "Scale", "--process")]
+Coordinator = Annotated[str | None, option("HOST:PORT of process 0, where no such job tells it.", "Scale")]
+Processes = Annotated[int | None, option("How many processes there are.", "Scale")]
+Process = Annotated[int | None, option("Which of them this is: 0, 1, ...", "Scale")]
 
 
 def placed(

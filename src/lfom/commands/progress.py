@@ -137,13 +137,11 @@ def check_affordable(
     def of_depth(depth: int) -> float:
         return memory_of(phases if depth == deepest else phases_of((depth,)), d, (depth,), 1)
 
+    def of_runs(count: int) -> float:
+        return memory_of(phases, d, depths, count)
+
     fits(f"--depths is {deepest}", deepest, of_depth, "The largest of --depths that fits is {}.")
-    fits(
-        f"--runs is {runs} of {said}",
-        runs,
-        lambda count: memory_of(phases, d, depths, count),
-        "The largest --runs that fits is {}.",
-    )
+    fits(f"--runs is {runs} of {said}", runs, of_runs, "The largest --runs that fits is {}.")
     seconds = sum(stage.seconds * stage.likely for stage in stages(phases, d, depths, runs)) / 10
     room.in_time(f"{runs} runs of {said}", seconds * room.RATE, "Pass fewer layers, runs or steps.")
 

@@ -44,9 +44,8 @@ Values = dict[int, np.ndarray]  # by depth: log losses of the same protocol, (ru
 @kept
 def prompts(bench: Workbench, spectrum: tuple[float, ...], context: int) -> Any:
     """Fresh prompts with one query each, SETS times BATCH for each run."""
-    data = bench.data(spectrum, context=context)
     keys = jax.random.split(bench.stream("authors", str(context)), bench.runs)
-    return asked(data, keys, SETS * BATCH)
+    return asked(bench.data(spectrum, context=context), keys, SETS * BATCH)
 
 
 def scores(methods: dict[str, dict[int, Any]], sets: Any, size: int = BATCH) -> dict[str, Values]:

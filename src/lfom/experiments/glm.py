@@ -64,7 +64,6 @@ class GeneralisedLinearModels(Experiment):
     trained = (
         "By least squares on the root of the deviance, A_l = a_l M; labels of the query are averaged out."
     )
-    x_label = "layers or steps"
     y_label = {
         "logistic_deviance": "deviance of classes",
         "accuracy": "accuracy",

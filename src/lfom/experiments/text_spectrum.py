@@ -37,7 +37,6 @@ class TextSpectrum(Experiment):
         "lfom_nonisotropic alone, without variants."
     )
     trained = "As in the three figures, with the same models, trainings, rules and rotations; only the spectrum differs."
-    x_label = "layers or steps"
     y_label = {
         "log_loss": "log of the mean squared error, text's spectrum",
         "published_spectrum": "the same, published spectrum",

@@ -57,9 +57,8 @@ def saved(figure: Figure, kind: str = "png") -> bytes:
 def plot_experiment(folder: Path) -> None:
     """Draw figure.png and figure.svg of an experiment folder from its curves.csv and meta.json."""
     folder = Path(folder)
-    result = read_experiment(folder)
     with our_settings():
-        figure = draw(result)
+        figure = draw(read_experiment(folder))
         for kind in ("png", "svg"):
             write_whole(folder / f"figure.{kind}", saved(figure, kind))
 
@@ -117,9 +116,7 @@ def draw_panel(axes: Axes, panel: Panel) -> None:
     # Wide lines first: a thin one on top of them stays visible.
     for series in sorted(shown, key=lambda one: -_style(one)["linewidth"]):
         draw_series(axes, series, low)
-    axes.set_ylim(low, high)
-    axes.set_xlabel(panel.x_label)
-    axes.set_ylabel(panel.y_label)
+    axes.set(ylim=(low, high), xlabel=panel.x_label, ylabel=panel.y_label)
     if panel.log_x:
         axes.set_xscale("log")
         decades = math.log10(panel.xs[-1] / panel.xs[0])

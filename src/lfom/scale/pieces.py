@@ -116,14 +116,12 @@ def _from_arrays(name: str, arrays: dict[str, Any], batch: int | None) -> Source
 
     def piece(first: int) -> Piece:
         end = min(first + size, total)
-        return Piece(f"{first:0{digits}d}", lambda: _cut(name, arrays, first, end), first)
+        return Piece(f"{first:0{digits}d}", lambda: _cut(name, arrays, first, end, total), first)
 
     return Source([piece(first) for first in starts], len(starts))
 
 
-def _cut(name: str, arrays: dict[str, Any], first: int, end: int) -> "Brought":
-    total = next(array.shape[0] for key, array in arrays.items() if key in PER_PROBLEM)
-
+def _cut(name: str, arrays: dict[str, Any], first: int, end: int, total: int) -> "Brought":
     def one(key: str, array: Any) -> np.ndarray:
         # one ridge for all, or one for each
         shared = key not in PER_PROBLEM and tuple(array.shape) != (total,)

@@ -52,14 +52,11 @@ class Belonging:
         """In words, how what was found differs from what is asked for."""
         if self.run == found.run:
             return None
-        options = ("steps", "tolerance")
-        other = [name for name in options if getattr(self, name) != getattr(found, name)]
-        if other:
-            there, here = (
-                ", ".join(f"{name} {getattr(one, name)}" for name in other) for one in (found, self)
-            )
-            return f"holds solutions with {there}, and {here} was asked for"
-        return "holds solutions of another method"
+        other = [name for name in ("steps", "tolerance") if getattr(self, name) != getattr(found, name)]
+        if not other:
+            return "holds solutions of another method"
+        there, here = (", ".join(f"{name} {getattr(one, name)}" for name in other) for one in (found, self))
+        return f"holds solutions with {there}, and {here} was asked for"
 
 
 def method_checksum(content: bytes) -> str:
@@ -201,11 +198,8 @@ class FolderSink(KeepingSink):
     def remember(self) -> None:
         write_whole(self.folder / MARK, json.dumps(asdict(self.belongs), indent=1).encode())
 
-    def path(self, name: str) -> Path:
-        return self.folder / f"{name}.npz"
-
     def record(self, piece: Piece) -> dict[str, Any] | None:
-        path = self.path(piece.name)
+        path = self.folder / f"{piece.name}.npz"
         if not path.exists():
             return None
         try:
@@ -220,7 +214,8 @@ class FolderSink(KeepingSink):
 
     def write(self, piece: Piece, stamp: str, solution: Solution, end: PieceEnd) -> None:
         record = np.array(json.dumps(self.recorded(stamp, end)))
-        write_whole(self.path(piece.name), as_npz({**solution_arrays(solution), RECORD: record}))
+        arrays = {**solution_arrays(solution), RECORD: record}
+        write_whole(self.folder / f"{piece.name}.npz", as_npz(arrays))
 
 
 class ZarrSink(KeepingSink):
