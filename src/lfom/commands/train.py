@@ -194,11 +194,9 @@ class Job:
     as_json: bool
     console: Console
     own_files: list[Path]  # of --with
-    saved: bool = False
     interrupts: Interrupts = field(default_factory=Interrupts)
 
     def run(self) -> int:
-        self.saved = self.checkpoint.state is not None
         remove_partial(self.path)
         with self.interrupts:
             try:
@@ -248,13 +246,12 @@ class Job:
     def _keep(self, checkpoint: Checkpoint) -> None:
         with self.interrupts.held():  # so that what is said about the file is true of it
             save(self.path, checkpoint, force=True, licence=self.licence)
-            self.checkpoint, self.saved = checkpoint, True
+            self.checkpoint = checkpoint
 
     def _interrupted(self) -> int:
-        if not self.saved:
-            self._say(
-                "Interrupted before the first pass was done: nothing was written. Start again as before."
-            )
+        if self.checkpoint.state is None:
+            nothing = "Interrupted before the first pass was done: nothing was written."
+            self._say(f"{nothing} Start again as before.")
             return INTERRUPTED
         self._say(f"Interrupted. {self._where()} Go on with:")
         again = [*_program(), "train", "--resume", str(self.path), *(["--json"] * self.as_json)]
@@ -264,11 +261,13 @@ class Job:
 
     def _diverged(self, error: FloatingPointError) -> int:
         self._say(f"lfom: {error}", style="red")
-        self._say(self._where() if self.saved else "No pass was good: nothing was written.")
+        self._say(self._where() or "No pass was good: nothing was written.")
         return 1
 
     def _where(self) -> str:
-        passes = 0 if self.checkpoint.state is None else len(self.checkpoint.state.history)
+        if self.checkpoint.state is None:
+            return ""
+        passes = len(self.checkpoint.state.history)
         return f"{self.path} holds the last good state, after {passes} pass{'es' * (passes > 1)}."
 
     def _say(self, text: str, style: str | None = None) -> None:

@@ -101,9 +101,8 @@ def adapted(bench: Workbench, curve: str) -> Adapted:
     fresh = by_depth(methods, DEPTHS, scores)
     cgd = fresh.pop("CGD")
     alone = {curve: {d: trained.per_run(d) for d in DEPTHS}}
-    own = by_depth(alone, DEPTHS, lambda named: evaluate(named, components, prompts=count // 4, key=key))[
-        curve
-    ]
+    score = lambda named: evaluate(named, components, prompts=count // 4, key=key)  # noqa: E731
+    own = by_depth(alone, DEPTHS, score)[curve]
     return Adapted(
         fresh,
         {name: on_adaptation_prompts(one, prompts) for name, one in fits.items()},
