@@ -77,10 +77,9 @@ def adapt_command(
             raise InputError(f"{given} shift the prompts that are drawn: leave them out with --data.")
         adapting = read_prompts(data)
     with telling("adapting") as say:
-        found = adapt(
-            model, adapting, setting=setting, train=kinds, folds=folds, steps=steps, seconds=seconds,
-            watch=lambda step, spent: say(f"adapting: step {step}, {spent:.1f} s"),
-        )  # fmt: skip
+        watch = lambda step, spent: say(f"adapting: step {step}, {spent:.1f} s")  # noqa: E731
+        budget: dict[str, Any] = {"folds": folds, "steps": steps, "seconds": seconds}
+        found = adapt(model, adapting, setting=setting, train=kinds, watch=watch, **budget)
         say("scoring on fresh prompts")
         scores = [] if source is None else _scores(model, found, source, keys[2], fresh)
     result = _facts(found, scores)

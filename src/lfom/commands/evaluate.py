@@ -83,8 +83,8 @@ def score_rows(
     methods: dict[str, Any] = {"CGD": conjugate_gradient(max(fit.depths))}
     methods |= {f"model {depth}": fit.per_run(depth) for depth in fit.depths}
     if name is not None:
-        found = references(name, checkpoint)
-        methods |= {f"reference {depth}": method for depth, method in found.items()}
+        best = references(name, checkpoint)
+        methods |= {f"reference {depth}": method for depth, method in best.items()}
     scores = evaluate(methods, data, prompts=prompts, key=checkpoint.key("evaluation"), progress=progress)
     return [_row(depth, scores, name) for depth in fit.depths]
 

@@ -118,10 +118,8 @@ def _print_record(console: Console, facts: Learned) -> None:
     record, size = facts.record, " x ".join(map(str, facts.shape))
     console.print(f"Learned from {record.learned_from} problems: {facts.kind}, {size} unknowns.")
     accuracy = record.accuracy
-    table = _titled(
-        f"{facts.kind.measure}, relative to the start, {accuracy.problems} problems {accuracy.how}",
-        "step", "median", "quartiles",
-    )  # fmt: skip
+    title = f"{facts.kind.measure}, relative to the start, {accuracy.problems} problems {accuracy.how}"
+    table = _titled(title, "step", "median", "quartiles")
     rows = accuracy_rows(accuracy)
     shown = rows if len(rows) <= SHOWN else [*rows[: SHOWN - 2], rows[-1]]
     for row in shown:

@@ -1,6 +1,5 @@
 """Every published curve: does it come out under the authors' own protocol?"""
 
-import functools
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -167,10 +166,9 @@ class PublishedCurves(Experiment):
 def both_rows(figure: str, published: list[Row], ours: Values) -> list[Row]:
     """The published values, and ours of each run, averaged over sets."""
     rows, first = [replace(row, measure=figure) for row in published], published[0]
-    classical = first.curve in ("CGD", "NAG", "Momentum GD")
-    make = functools.partial(run_rows, first.curve, "none" if classical else "paper")
+    how = "none" if first.curve in ("CGD", "NAG", "Momentum GD") else "paper"
     for depth, values in ours.items():
-        rows += make(depth, values.mean(axis=1), figure, scored_on=first.scored_on)
+        rows += run_rows(first.curve, how, depth, values.mean(axis=1), figure, scored_on=first.scored_on)
     return rows
 
 

@@ -104,8 +104,7 @@ def _local(distributed: Any, workers: int, one_core: bool) -> Iterator[Any]:
     finally:  # Dask sets the workers' environment in this process too
         for name in environment:
             os.environ.pop(name, None)
-            if name in before:
-                os.environ[name] = before[name]
+        os.environ.update({name: before[name] for name in environment if name in before})
 
 
 def spread(client: Any, work: Callable[..., Any], jobs: Iterable[Job], waiting: int = 0) -> Iterator[Ended]:
