@@ -39,10 +39,8 @@ class Judge:
     def __init__(self, problems: Problems):
         self._problems = in_double(problems)
         with jax.enable_x64(True):
-            exact = (
-                solutions(self._problems.each()) if problems.kind.quadratic else _loss_optimum(self._problems)
-            )
-            self.optimum = np.asarray(exact)
+            own, quadratic = self._problems, problems.kind.quadratic
+            self.optimum = np.asarray(solutions(own.each()) if quadratic else _loss_optimum(own))
 
     def __call__(self, answers: Any) -> np.ndarray:
         """One error per problem; NaN counts as infinite. `answers` may cover the first few only."""

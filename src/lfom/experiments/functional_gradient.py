@@ -88,9 +88,8 @@ class FunctionalGradient(Experiment):
             fits[_named(at, at, memory), "converged"] = trained(bench, at, at, memory), 0
             if at in _by_adam(bench):
                 fits[_named(at, at, memory), "paper"] = adam(bench, at, memory), 0
-        for reader in (
-            name for name in KERNELS if name != at
-        ):  # any polynomial, so that it is at its optimum
+        for reader in (name for name in KERNELS if name != at):
+            # any polynomial, so that it is at its optimum
             fits[_named(at, reader), "converged"] = trained(bench, at, reader, "bank"), 0
         for form in FORMS:
             fits[form, "converged"] = weighted(bench, form), LABELS[bench.preset.name].index(at)

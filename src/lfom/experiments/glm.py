@@ -76,10 +76,8 @@ class GeneralisedLinearModels(Experiment):
         bench.side_by_side([job for kind in KINDS for job in _jobs(bench, kind)])
         found = {kind: _curves(bench, kind, _data(bench, kind)) for kind in KINDS}
         classes = _data(bench, "logistic").each()
-        scored_by_class = PerRun(
-            [generalised.NormalLinkRegression(one.base, Misclassified()) for one in classes]
-        )
-        wrong = _curves(bench, "logistic", scored_by_class)
+        by_class = [generalised.NormalLinkRegression(one.base, Misclassified()) for one in classes]
+        wrong = _curves(bench, "logistic", PerRun(by_class))
         rows = [row for kind in KINDS for row in _rows(found[kind], f"{kind}_deviance")]
         rows += _rows(wrong, "accuracy", lambda error: 1 - error)
         return Outcome(rows, _claims(found, wrong), [f"{c}|{training}" for c, training in found["logistic"]])

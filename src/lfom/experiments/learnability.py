@@ -47,9 +47,8 @@ class Learnability(Experiment):
         excess = np.stack([fresh[size].mean[:, -1] - best[size].mean[:, -1] for size in sizes])
         for measure, table in (("gap", gaps), ("excess", excess)):
             for size, line in zip(sizes, table, strict=True):
-                rows += run_rows(
-                    "learned LFOM", "converged", size, line, measure, prompts=fresh[size].prompts
-                )
+                prompts = fresh[size].prompts
+                rows += run_rows("learned LFOM", "converged", size, line, measure, prompts=prompts)
         enough = [i for i, size in enumerate(sizes) if size >= 100]  # three times the parameters and more
         many = [sizes[i] for i in enough]
         gap_rate, excess_rate = slopes(many, gaps[enough]), slopes(many, excess[enough])

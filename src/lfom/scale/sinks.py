@@ -264,8 +264,9 @@ class ZarrSink(KeepingSink):
             self.remember()  # while its rows are replaced it is not finished
         for name in ("w", "status", "steps", "residuals", "intercept"):
             if name in arrays:
-                one = np.ndim(solution.status) == 0  # problem, without an axis
-                write_rows(self.group, name, first, arrays[name][None] if one else arrays[name], end.problems)
+                # one problem comes without an axis
+                rows = arrays[name] if np.ndim(solution.status) else arrays[name][None]
+                write_rows(self.group, name, first, rows, end.problems)
         self.pieces[piece.name] = {"first": first, **self.recorded(stamp, end)}
         self.remember()
 
