@@ -272,7 +272,7 @@ def test_gates_begin_with_the_experts_of_their_run_and_depth(monkeypatch: pytest
         given.update(options, model=model)
         return experts[0]
 
-    monkeypatch.setattr(gates, "fit", fit)
+    monkeypatch.setattr(fixed_batches, "fit", fit)
     data = PerRun([LinearRegression([1.0, 0.5], 4)] * 3)
     prompts = fixed_batches.asked(data, jax.random.split(jax.random.key(1), 3), 4)
     gates.fit_gates(Workbench(runs=3), experts, prompts)
@@ -619,11 +619,10 @@ def test_published_curves_stand_beside_the_mean_of_each_run() -> None:
 
 
 def test_curves_that_all_figures_share_have_no_prefix() -> None:
-    curves = {
-        (curve, "none"): scores(0.0, (1,)) for curve in ("CGD", "NAG, tuned", "Memformer", "exact optimum")
-    }
-    rows = text_spectrum.figure_rows("register, ", curves, "m")
-    assert {row.curve for row in rows} == {"CGD", "NAG, tuned", "register, Memformer", "exact optimum"}
+    named = [
+        text_spectrum.named("register, ", one) for one in ("CGD", "NAG, tuned", "Memformer", "exact optimum")
+    ]
+    assert named == ["CGD", "NAG, tuned", "register, Memformer", "exact optimum"]
 
 
 @pytest.mark.parametrize(("ours", "wanted"), [(-0.8, "fails"), (-1.2, "holds")])

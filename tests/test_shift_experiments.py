@@ -237,6 +237,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Workbench:
     quick = workbench.PRESETS["quick"]
     monkeypatch.setitem(workbench.PRESETS, "tiny", dataclasses.replace(quick, prompts=2_000))
     files = [
+        "fixed_batches",
         "gates",
         "gaussian_mixture",
         "shifted",

@@ -1,6 +1,8 @@
 """Gates per prompt (three experts, four layers, d = 5, n = 20): one compiled call for a batch of prompts,
 against a plain loop that calls the same program prompt by prompt."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 
@@ -15,13 +17,13 @@ from lfom.prompts.prompt import Prompt
 LOOPED = 50  # prompts that the plain loop is timed on
 
 
-def gated_model(d: int = 5, depth: int = 4, experts: int = 3) -> Mixture:
+def gated_model(d: int = 5) -> Mixture:
     """Experts with step sizes that suit three variances; the time does not depend on their training."""
-    keys = jax.random.split(jax.random.key(0), experts)
+    keys = jax.random.split(jax.random.key(0), 3)
     options = {"preconditioner": "full", "own_is_one": True, "tied": True}
     heads = []
     for index, key in enumerate(keys):
-        plain = memformer(d, depth, key=key, **options)  # type: ignore[arg-type]
+        plain = memformer(d, 4, key=key, **options)  # type: ignore[arg-type]
         eye = 0.3 / (1 + index) * jnp.eye(d)
         heads.append(jax.tree.map(lambda a, eye=eye: a + eye if a.shape[1:] == (d, d) else a, plain))
     return mixture(heads)
@@ -33,16 +35,13 @@ def bench_adapt(prompts: int = 10_000, n: int = 20, d: int = 5) -> list[Ratio]:
     batch = LinearRegression([1.0] * d, n).prompts(jax.random.key(1), prompts)
     one = _pick(batch, 0)
 
-    def alone() -> None:
-        adapt(model, one, setting="per prompt")
-
-    def together() -> None:
-        adapt(model, batch, setting="per prompt")
+    adapted = partial(adapt, model, setting="per prompt")
 
     def looped() -> None:
         for index in range(LOOPED):
-            adapt(model, _pick(batch, index), setting="per prompt")
+            adapted(_pick(batch, index))
 
+    together, alone = partial(adapted, batch), partial(adapted, one)
     seconds = side_by_side({"together": together, "loop": looped, "alone": alone}, rounds=5)
     each, loop = seconds["together"] / prompts, seconds["loop"] / LOOPED
     details = {"prompts": prompts, "steps": STEPS}

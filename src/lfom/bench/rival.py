@@ -39,8 +39,8 @@ class Judge:
     def __init__(self, problems: Problems):
         self._problems = in_double(problems)
         with jax.enable_x64(True):
-            solve = _solutions if problems.kind.quadratic else _loss_optimum
-            self.optimum = np.asarray(solve(self._problems))
+            own, quadratic = self._problems, problems.kind.quadratic
+            self.optimum = np.asarray(solutions(own.each()) if quadratic else _loss_optimum(own))
 
     def __call__(self, answers: Any) -> np.ndarray:
         """One error per problem; NaN counts as infinite. `answers` may cover the first few only."""
@@ -50,10 +50,6 @@ class Judge:
         with jax.enable_x64(True):
             error = np.maximum(_errors(self._problems, w, self.optimum), 0)[: len(values)]
         return np.where(np.isfinite(error), error, np.inf)
-
-
-def _solutions(problems: Any) -> Any:
-    return solutions(problems.each())
 
 
 def _loss_optimum(problems: Any) -> Any:

@@ -132,9 +132,7 @@ def _in_scipy(seen: View) -> list[Rival]:
         scale = None
         if jacobi:
             inverse = 1 / seen.diagonal[i].ravel()
-            scale = sparse.LinearOperator(
-                (inverse.size,) * 2, matvec=lambda v: inverse * v, dtype=inverse.dtype
-            )
+            scale = sparse.LinearOperator((inverse.size,) * 2, lambda v: inverse * v, dtype=inverse.dtype)
         return sparse.cg(seen.system(i), seen.b[i].ravel(), rtol=0.0, atol=0.0, maxiter=steps, M=scale)[0]
 
     def lsqr(i: int, steps: int) -> np.ndarray:

@@ -145,8 +145,8 @@ def errors_after(method: Any, problems: Any, steps: int = BUDGET) -> dict[str, n
 def _error(result: Measured, score: Errors, steps: int) -> float:
     """The median error after so many steps; the quartiles are kept."""
     if steps not in result.errors:
-        lower, median, upper = np.quantile(score(result.rival.run(steps)), (0.25, 0.5, 0.75))
-        result.errors[steps] = (float(lower), float(median), float(upper))
+        lower, median, upper = np.quantile(score(result.rival.run(steps)), (0.25, 0.5, 0.75)).tolist()
+        result.errors[steps] = lower, median, upper
     return result.errors[steps][1]
 
 
@@ -184,11 +184,8 @@ def _fewest(result: Measured, score: Errors, accuracy: float) -> int | None:
 
 def _time_to(accuracy: float, results: Iterable[Measured], problems: int) -> None:
     able = [result for result in results if accuracy in result.reached]
-
-    def program(result: Measured) -> Callable[[], Any]:
-        return lambda: result.rival.run(result.reached[accuracy].steps)
-
-    times = all_times({r.name: program(r) for r in able}, ROUNDS, PATIENCE, compiled=True)
+    programs = {r.name: partial(r.rival.run, r.reached[accuracy].steps) for r in able}
+    times = all_times(programs, ROUNDS, PATIENCE, compiled=True)
     for result in able:
         share = problems / result.rival.problems
         lower, median, upper = np.quantile(times[result.name], (0.25, 0.5, 0.75)) * share
@@ -198,15 +195,11 @@ def _time_to(accuracy: float, results: Iterable[Measured], problems: int) -> Non
 
 def _time_curves(results: Iterable[Measured], problems: int) -> None:
     """The fastest of a few runs at every number of steps on the grid."""
-    programs: dict[str, Callable[[], Any]] = {}
-    for result in results:
-        for steps in set(result.errors) & set(GRID):
-            programs[f"{result.name} {steps}"] = partial(result.rival.run, steps)
+    points = {f"{r.name} {k}": (r, k) for r in results for k in sorted(set(r.errors) & set(GRID))}
+    programs = {name: partial(result.rival.run, steps) for name, (result, steps) in points.items()}
     times = all_times(programs, 5, PATIENCE / 6, compiled=True)
-    for result in results:
-        share = problems / result.rival.problems
-        for steps in sorted(set(result.errors) & set(GRID)):
-            result.seconds[steps] = share * min(times[f"{result.name} {steps}"])
+    for name, (result, steps) in points.items():
+        result.seconds[steps] = problems / result.rival.problems * min(times[name])
 
 
 def bench_solve(

@@ -45,12 +45,8 @@ def _who(comparison: Comparison, other: Measured) -> dict[str, Any]:
 
 def _error_row(comparison: Comparison, other: Measured) -> Ratio:
     (low, own, high), (other_low, error, other_high) = comparison.ours.errors[BUDGET], other.errors[BUDGET]
-    details = {
-        "measure": "error",
-        "steps": BUDGET,
-        "ours_quartiles": (low, high),
-        "rival_quartiles": (other_low, other_high),
-    }
+    quartiles = {"ours_quartiles": (low, high), "rival_quartiles": (other_low, other_high)}
+    details = {"measure": "error", "steps": BUDGET, **quartiles}
     name = f"{comparison.family}, error after {BUDGET} steps: {other.name}"
     return Ratio(name, own, error, "relative error", {**details, **_who(comparison, other)})
 
@@ -103,9 +99,8 @@ def summary_table(comparisons: list[Comparison]) -> Table:
     """At which accuracy which method is fastest, and where the learned one should not be used."""
     table = Table(title="Which is fastest", title_justify="left", box=None, pad_edge=False)
     for heading in ("family", "to", "fastest", "ms", "learned", "verdict"):
-        table.add_column(
-            heading, justify="right" if heading in ("ms", "learned") else "left", overflow="fold"
-        )
+        side: Any = "right" if heading in ("ms", "learned") else "left"
+        table.add_column(heading, justify=side, overflow="fold")
     for comparison in comparisons:
         for accuracy in ACCURACIES:
             table.add_row(comparison.family, f"{accuracy:g}", *_verdict(comparison, accuracy))

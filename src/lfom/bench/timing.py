@@ -3,11 +3,13 @@
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+
+Programs = Mapping[str, Callable[[], Any]]  # by name
 
 
 @dataclass(frozen=True)
@@ -29,13 +31,13 @@ class Ratio:
         return {**own, "ratio": self.ratio, **self.details}
 
 
-def side_by_side(programs: dict[str, Callable[[], Any]], rounds: int = 7) -> dict[str, float]:
+def side_by_side(programs: Programs, rounds: int = 7) -> dict[str, float]:
     """Median seconds of each program, run in turn so that a noisy moment hits all of them."""
     return {name: statistics.median(times) for name, times in all_times(programs, rounds).items()}
 
 
 def all_times(
-    programs: dict[str, Callable[[], Any]], rounds: int, patience: float = math.inf, *, compiled: bool = False
+    programs: Programs, rounds: int, patience: float = math.inf, *, compiled: bool = False
 ) -> dict[str, list[float]]:
     """Seconds of every run of each program, in turn. One that has used up `patience` seconds takes no
     further turns. Unless they are compiled already, all run once before the clock starts."""

@@ -32,9 +32,8 @@ def adam_programs(
 ) -> tuple[dict[str, Any], dict[str, float]]:
     """Compiled programs for `steps` Adam steps in the cheapest view and on tokens, and how many run-steps each makes."""
     keys = jax.random.split(jax.random.key(0), RUNS)
-    data = jax.vmap(
-        lambda key: LinearRegression(PUBLISHED_SPECTRUM, CONTEXT, rotation=haar_rotation(key, D))
-    )(keys)
+    published = partial(LinearRegression, PUBLISHED_SPECTRUM, CONTEXT)
+    data = jax.vmap(lambda key: published(rotation=haar_rotation(key, D)))(keys)
     prompts = jax.vmap(lambda one, key: one.prompts(key, BATCH))(data, keys)
     scale = 0.05 if reader == "sparse" else 0.15
     model = linear_transformer(D, DEPTH, reader=reader, scale=scale, key=jax.random.key(1))
@@ -83,11 +82,7 @@ def adam_programs(
 
 
 def bench_train() -> list[Ratio]:
-    return [
-        _adam_row("adam step", "sparse"),
-        _adam_row("adam step, any P and Q", "linear"),
-        _jacobian_row(),
-    ]
+    return [_adam_row("adam step", "sparse"), _adam_row("adam step, any P and Q", "linear"), _jacobian_row()]
 
 
 def _adam_row(name: str, reader: str) -> Ratio:

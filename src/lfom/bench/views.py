@@ -122,10 +122,8 @@ def _diffusion(problems: LinearSystems) -> View:
         band[0], band[1], band[side] = data["diagonal"][i].ravel(), right.ravel(), down.ravel()
         band[side, -side:] = 0
         below = [band[side, :-side], band[1, :-1]]
-        offsets = [-side, -1, 0, 1, side]
-        matrices.append(
-            scipy.sparse.diags_array([*below, band[0], *below[::-1]], offsets=offsets, format="csr")
-        )
+        diagonals, offsets = [*below, band[0], *below[::-1]], [-side, -1, 0, 1, side]
+        matrices.append(scipy.sparse.diags_array(diagonals, offsets=offsets, format="csr"))
         bands.append(band)
 
     def direct(i: int) -> np.ndarray:

@@ -10,7 +10,7 @@ import numpy as np
 import typer
 from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from lfom.adaptation import SETTINGS, Adaptation, adapt
 from lfom.commands.hosts import Devices, use_devices
@@ -171,19 +171,15 @@ def _facts(found: Adaptation, scores: list[dict[str, Any]]) -> dict[str, Any]:
 def _print(result: dict[str, Any]) -> None:
     console = Console()
     if result["scores"]:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-        table.add_column("model")
-        table.add_column("relative log loss", justify="right", no_wrap=True)
+        loss = Column("relative log loss", justify="right", no_wrap=True)
+        table = Table("model", loss, box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
         for row in result["scores"]:
             table.add_row(row["model"], f"{row['relative_log_loss']:.3f} ±{row['stderr']:.3f}")
         console.print(table)
-        console.print(
-            f"{result['scores'][0]['prompts']:,} fresh prompts; loss relative to the labels' variance.",
-            style="dim",
-        )
-    lines = [
-        f"{result['steps']} steps on {result['prompts']:,} prompts, {result['seconds']:.1f} s with compilation."
-    ]
+        fresh = f"{result['scores'][0]['prompts']:,} fresh prompts"
+        console.print(f"{fresh}; loss relative to the labels' variance.", style="dim")
+    prompts = f"{result['prompts']:,} prompts"
+    lines = [f"{result['steps']} steps on {prompts}, {result['seconds']:.1f} s with compilation."]
     if result["context_error"]:
         error = result["context_error"]
         lines.append(f"Held-out context error {error['before']:.4g} before, {error['after']:.4g} after.")

@@ -1,5 +1,6 @@
 """One line before the work: how long and how much. And what will not fit is refused, with the largest that does."""
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -36,12 +37,9 @@ def announce_learning(problems: Path, steps: int, structure: str | list[str]) ->
     sizes = sizes_of(problems)
     if sizes is None:
         return
-
-    def size(count: int, steps: int) -> float:
-        return costs.learning(replace(sizes, count=count), steps, structure).bytes
-
-    _refuse(problems, sizes, checks.count("steps", steps), size, "Learn from at most {} of them.")
-    announce(f"Learning from {_words(sizes)}", costs.learning(sizes, steps, structure))
+    cost = functools.partial(costs.learning, structure=structure)
+    _refuse(problems, sizes, checks.count("steps", steps), cost, "Learn from at most {} of them.")
+    announce(f"Learning from {_words(sizes)}", cost(sizes, steps))
 
 
 def announce_solving(method: Algorithm, problems: Path, steps: int | None, tolerance: float | None) -> None:
@@ -50,13 +48,10 @@ def announce_solving(method: Algorithm, problems: Path, steps: int | None, toler
     if sizes is None:
         return
     most, likely = _steps(method, sizes, steps, tolerance)
-
-    def size(count: int, steps: int) -> float:
-        return costs.solving(replace(sizes, count=count), steps).bytes
-
-    _refuse(problems, sizes, most, size, "Split it into shards of at most {} problems, and name them all.")
-    seconds = costs.solving(sizes, likely).seconds
-    announce(f"Solving {_words(sizes)}", Cost(seconds, size(sizes.count, most)))
+    remedy = "Split it into shards of at most {} problems, and name them all."
+    _refuse(problems, sizes, most, costs.solving, remedy)
+    cost = Cost(costs.solving(sizes, likely).seconds, costs.solving(sizes, most).bytes)
+    announce(f"Solving {_words(sizes)}", cost)
 
 
 def announce_stream(
@@ -82,10 +77,10 @@ def announce_stream(
     most, likely = _steps(method, sizes, steps, tolerance)
     beside = min(len(todo), workers or costs.AT_ONCE)
 
-    def size(count: int, steps: int) -> float:
-        return costs.streaming([replace(sizes, count=count)] * beside, steps, workers).bytes
+    def together(one: Sizes, steps: int) -> Cost:
+        return costs.streaming([one] * beside, steps, workers)
 
-    _refuse(file, sizes, most, size, "Split it into shards of at most {} problems.")
+    _refuse(file, sizes, most, together, "Split it into shards of at most {} problems.")
     each = list(known.values())
     every = [each[index * len(each) // len(todo)] for index in range(len(todo))]
     cost = Cost(costs.streaming(every, likely, workers).seconds, costs.streaming(every, most, workers).bytes)
@@ -99,20 +94,12 @@ def _steps(method: Algorithm, sizes: Sizes, steps: int | None, tolerance: float 
     return most, most if tolerance is None else min(most, LIKELY * method.depth)
 
 
-def _refuse(file: Path, sizes: Sizes, steps: int, size: Callable[[int, int], float], remedy: str) -> None:
+def _refuse(file: Path, sizes: Sizes, steps: int, cost: Callable[[Sizes, int], Cost], remedy: str) -> None:
     """Blames the steps where one step would fit, else the number of problems."""
-    fits(
-        f"{file} holds {_words(sizes)}",
-        sizes.count,
-        lambda count: size(count, 1),
-        remedy,
-    )
-    fits(
-        f"--steps is {steps:,} for {_words(sizes)}",
-        steps,
-        lambda steps: size(sizes.count, steps),
-        "The largest --steps that fits is {}.",
-    )
+    problems, words = sizes.count, _words(sizes)
+    fits(f"{file} holds {words}", problems, lambda count: cost(replace(sizes, count=count), 1).bytes, remedy)
+    remedy = "The largest --steps that fits is {}."
+    fits(f"--steps is {steps:,} for {words}", steps, lambda steps: cost(sizes, steps).bytes, remedy)
 
 
 def _words(sizes: Sizes) -> str:

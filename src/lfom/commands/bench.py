@@ -1,7 +1,7 @@
 """lfom bench: speed as ratios; learned methods against the standard ones on the four families."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -46,7 +46,11 @@ def bench_command(
     if name == "solve":
         if out is not None:
             check_folder(out, force, ("curves.csv", "figure.png"))
-        _solve(family or [], problems, learn_from, seed, out, as_json)
+        from lfom.bench.solve import bench_solve
+
+        with telling("measuring solve (about ten minutes for all families)") as say:
+            comparisons = bench_solve(family or [], problems, learn_from, seed, say)
+        _show(comparisons, out, as_json)
         return
     with telling(f"measuring {name}"):
         rows = BENCHMARKS[name]()
@@ -59,19 +63,9 @@ def bench_command(
     Console().print(table)
 
 
-def _solve(
-    families: list[str],
-    problems: int | None,
-    learn_from: int | None,
-    seed: int,
-    out: Path | None,
-    as_json: bool,
-) -> None:
-    from lfom.bench.solve import bench_solve
+def _show(comparisons: list[Any], out: Path | None, as_json: bool) -> None:
     from lfom.bench.solve_report import method_table, rows, summary_table, write
 
-    with telling("measuring solve (about ten minutes for all families)") as say:
-        comparisons = bench_solve(families, problems, learn_from, seed, say)
     if out is not None:
         write(comparisons, out)
     if as_json:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lfom.commands.hosts import Coordinator, Devices, Hosts, Process, Processes, placed, same_file
-from lfom.commands.options import AsJson, With, print_json, types_of
+from lfom.commands.options import AsJson, With, numbers, print_json, types_of
 from lfom.commands.problem_files import load_checkpoint
 from lfom.commands.progress import PartProgress
 from lfom.core.arrays import as_array
@@ -51,27 +51,27 @@ def evaluate_command(
     checkpoint, _ = load_checkpoint(same_file(file), types_of(with_))
     if seed is not None:
         checkpoint = replace(checkpoint, seed=seed_number(seed))
-    prompts = count("prompts", (200_000 if contexts is None else 10_000) if prompts is None else prompts)
+    usual = 200_000 if contexts is None else 10_000
+    prompts = count("prompts", usual if prompts is None else prompts)
     lengths = None if contexts is None else numbers_of(contexts)
     console = Console(stderr=True)
     if not checkpoint.finished:
         console.print(f"{file} is unfinished: its models are scored as they stand.", soft_wrap=True)
     try:
         with PartProgress(console, "scoring on fresh prompts") as bar:
-            rows = (
-                score_rows(checkpoint, prompts, bar)
-                if lengths is None
-                else prefix_rows(checkpoint, prompts, lengths, bar)
-            )
+            if lengths is None:
+                rows = score_rows(checkpoint, prompts, bar)
+            else:
+                rows = prefix_rows(checkpoint, prompts, lengths, bar)
     except FloatingPointError as error:
         console.print(f"lfom: {error}", style="red", highlight=False, soft_wrap=True)
         raise typer.Exit(1) from None
     if as_json:
         print_json(rows)
-    elif lengths is not None:
-        print_prefixes(rows)
-    else:
+    elif lengths is None:
         print_scores(rows)
+    else:
+        print_prefixes(rows)
 
 
 def score_rows(
@@ -83,23 +83,20 @@ def score_rows(
     methods: dict[str, Any] = {"CGD": conjugate_gradient(max(fit.depths))}
     methods |= {f"model {depth}": fit.per_run(depth) for depth in fit.depths}
     if name is not None:
-        found = references(name, checkpoint)
-        methods |= {f"reference {depth}": method for depth, method in found.items()}
+        best = references(name, checkpoint)
+        methods |= {f"reference {depth}": method for depth, method in best.items()}
     scores = evaluate(methods, data, prompts=prompts, key=checkpoint.key("evaluation"), progress=progress)
     return [_row(depth, scores, name) for depth in fit.depths]
 
 
 def numbers_of(text: str) -> Sequence[int]:
     """1:40, or 1,5,20, as numbers of examples."""
-    parts = text.split(":") if ":" in text else text.split(",")
-    try:
-        found = [int(part) for part in parts]
-    except ValueError:
-        found = []
-    if not found or (":" in text and len(found) != 2):
-        raise InputError(
-            f"--contexts is {text!r}: pass the first and the last number of examples (1:40), or a list (1,5,20)."
-        )
+    refusal = (
+        f"--contexts is {text!r}: pass the first and the last number of examples (1:40), or a list (1,5,20)."
+    )
+    found = numbers(text.replace(":", ","), int, refusal)
+    if ":" in text and len(found) != 2:
+        raise InputError(refusal)
     return range(found[0], found[1] + 1) if ":" in text else found
 
 
@@ -110,10 +107,8 @@ def prefix_rows(
     fit = checkpoint.fit
     methods: dict[str, Any] = {f"model {depth}": fit.per_run(depth) for depth in fit.depths}
     methods["CGD"] = conjugate_gradient(max(fit.depths))
-    key = checkpoint.key("evaluation")
-    scores = evaluate(
-        methods, checkpoint.data, contexts=contexts, prompts=prompts, key=key, progress=progress
-    )
+    asked: dict[str, Any] = {"contexts": contexts, "prompts": prompts, "progress": progress}
+    scores = evaluate(methods, checkpoint.data, key=checkpoint.key("evaluation"), **asked)
     return [
         {
             "examples": k,
@@ -133,9 +128,7 @@ def prefix_rows(
 def print_prefixes(rows: list[dict[str, Any]]) -> None:
     """Numbers of examples down, methods across."""
     names = list(dict.fromkeys(row["method"] for row in rows))
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
-    for heading in ("examples", *names):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = _table(["examples", *names])
     means = {(row["examples"], row["method"]): row["mean"] for row in rows}
     for k in dict.fromkeys(row["examples"] for row in rows):
         table.add_row(str(k), *(f"{means[k, name]:.3g}" for name in names))
@@ -212,10 +205,8 @@ def _row(depth: int, scores: dict[str, Score], name: str | None) -> dict[str, An
 def print_scores(rows: list[dict[str, Any]], *, brief: bool = False) -> None:
     """The rows as a table that fits in 80 columns; brief leaves out tails and CGD."""
     name = rows[0]["reference"]
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
     names = ["depth", "log loss", "spread"] + ([] if brief else ["median", "worst", "CGD"])
-    for heading in names + ([NAMES[name], "difference"] if name else []):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = _table(names + ([NAMES[name], "difference"] if name else []))
     for row in rows:
         cells = [str(row["depth"]), with_error(row["log_loss"], row["stderr"]), f"{row['spread']:.3f}"]
         if not brief:
@@ -227,6 +218,13 @@ def print_scores(rows: list[dict[str, Any]], *, brief: bool = False) -> None:
     console = Console()
     console.print(table)
     console.print(_legend(rows, brief), style="dim", highlight=False)
+
+
+def _table(headings: Sequence[str]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
 
 
 def with_error(value: float, error: float, sign: str = "") -> str:

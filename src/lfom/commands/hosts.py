@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
+from lfom.commands.announcing import say
 from lfom.commands.options import option
 from lfom.core import hosts
 from lfom.core.archive import versions
@@ -40,19 +40,16 @@ Devices = Annotated[int | None, option("Use so many of this machine's devices. [
 Hosts = Annotated[
     bool, option("Join the processes of this Slurm, Open MPI or Kubernetes job.", "Scale", "--hosts")
 ]
-Coordinator = Annotated[
-    str | None, option("HOST:PORT of process 0, where no such job tells it.", "Scale", "--coordinator")
-]
-Processes = Annotated[int | None, option("How many processes there are.", "Scale", "--processes")]
-Process = Annotated[int | None, option("Which of them this is: 0, 1, ...", "Scale", "--process")]
+Coordinator = Annotated[str | None, option("HOST:PORT of process 0, where no such job tells it.", "Scale")]
+Processes = Annotated[int | None, option("How many processes there are.", "Scale")]
+Process = Annotated[int | None, option("Which of them this is: 0, 1, ...", "Scale")]
 
 
 def placed(
     devices: int | None, found: bool, coordinator: str | None, processes: int | None, process: int | None
 ) -> None:
     """To be called before anything is computed. Ends the parent of a child with the child's exit status."""
-    several = found or coordinator is not None or processes is not None or process is not None
-    if several:
+    if found or coordinator is not None or processes is not None or process is not None:
         _check(coordinator, processes, process)
         if WATCHED not in os.environ:
             raise typer.Exit(_watched())
@@ -106,8 +103,8 @@ def _watched() -> int:
             signal.signal(number, handler)
     if status >= 0:
         return status
-    _say(
-        f"this process was ended by {signal.Signals(-status).name}: it was killed, or another process of this run ended and JAX "
+    say(
+        f"lfom: this process was ended by {signal.Signals(-status).name}: it was killed, or another process of this run ended and JAX "
         f"ended this one after {hosts.HEARTBEAT} seconds without a word from it. What was written is whole: go on with --resume and any "
         "number of processes (lfom train), or start again."
     )
@@ -134,7 +131,7 @@ def _join(coordinator: str | None, processes: int | None, process: int | None) -
             f"processes were started differently: {'; '.join(different)}. Start all with the same command and versions."
         )
     if hosts.writes():
-        _say(f"{place.count} process{'es' * (place.count > 1)} together.")
+        say(f"lfom: {place.count} process{'es' * (place.count > 1)} together.")
     else:  # one tells what all do; errors go to sys.__stderr__ (lfom.cli)
         sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - for as long as this process lives
 
@@ -173,7 +170,3 @@ def _end_with_parent(parent: int) -> None:
 
 def _short(error: Any) -> str:
     return str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-
-
-def _say(text: str) -> None:
-    Console(stderr=True).print(f"lfom: {text}", highlight=False, soft_wrap=True)

@@ -62,6 +62,7 @@ def described(method: Algorithm) -> dict[str, Any]:
     certificate, record, structure = method.certificate, method.record, method.structure
     accuracy = None if record is None else record.accuracy
     seen = None if certificate is None else certificate.seen
+    bound = None if method.facts is None else method.facts.bound
     return {
         "structure": None if structure is None else structure.name,
         "family": method.kind,
@@ -79,9 +80,7 @@ def described(method: Algorithm) -> dict[str, Any]:
         "contraction": None if certificate is None else certificate.contraction,
         "eigenvalues_seen": None if seen is None else list(seen),
         "eigenvalues_exact": None if certificate is None or seen is None else certificate.exact,
-        "worst_case": None
-        if method.facts is None or method.facts.bound is None
-        else asdict(method.facts.bound),
+        "worst_case": None if bound is None else asdict(bound),
         "smallest_tolerance": method.floor,
         "warnings": list(method.warnings),
     }
@@ -95,12 +94,8 @@ def print_method(method: Algorithm) -> None:
     if facts is not None:
         _print_record(console, facts)
     else:
-        arrays = [
-            (leaf.name.lstrip("."), leaf.array.shape, leaf.kind or "constant") for leaf in leaves(method)
-        ]
-        console.print(
-            "Arrays: " + "; ".join(f"{where} {shape}, {kind}" for where, shape, kind in arrays) + "."
-        )
+        arrays = (f"{a.name.lstrip('.')} {a.array.shape}, {a.kind or 'constant'}" for a in leaves(method))
+        console.print(f"Arrays: {'; '.join(arrays)}.")
     if "iterates" not in method.views:
         console.print("It reads tokens, and so runs on prompts: it solves no other problems.")
         return
@@ -123,10 +118,8 @@ def _print_record(console: Console, facts: Learned) -> None:
     record, size = facts.record, " x ".join(map(str, facts.shape))
     console.print(f"Learned from {record.learned_from} problems: {facts.kind}, {size} unknowns.")
     accuracy = record.accuracy
-    table = _titled(
-        f"{facts.kind.measure}, relative to the start, {accuracy.problems} problems {accuracy.how}",
-        "step", "median", "quartiles",
-    )  # fmt: skip
+    title = f"{facts.kind.measure}, relative to the start, {accuracy.problems} problems {accuracy.how}"
+    table = _titled(title, "step", "median", "quartiles")
     rows = accuracy_rows(accuracy)
     shown = rows if len(rows) <= SHOWN else [*rows[: SHOWN - 2], rows[-1]]
     for row in shown:

@@ -1,11 +1,13 @@
 """Options that several commands have, and how all of them print JSON."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
+from lfom.core.checks import InputError
 from lfom.core.user_code import classes_of, module_of
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
@@ -20,6 +22,8 @@ Cluster = Annotated[
 ]
 Seed = Annotated[int, typer.Option(help="Seed of every random number.")]
 
+N = TypeVar("N", int, float)
+
 
 def given(context: typer.Context, name: str) -> bool:
     """Whether an option was written on the command line."""
@@ -30,6 +34,14 @@ def given(context: typer.Context, name: str) -> bool:
 def option(text: str, panel: str, *names: str) -> Any:
     """An option of a command that has so many that they stand in panels."""
     return typer.Option(*names, help=text.replace("[", "\\["), rich_help_panel=panel)  # no markup
+
+
+def numbers(text: str, kind: Callable[[str], N], refusal: str) -> list[N]:
+    """Numbers with commas between them."""
+    try:
+        return [kind(part) for part in text.split(",")]
+    except ValueError:
+        raise InputError(refusal) from None
 
 
 def types_of(files: list[Path] | None) -> list[type]:

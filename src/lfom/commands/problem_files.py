@@ -44,13 +44,13 @@ def check_folder(folder: Path, force: bool, names: Iterable[str]) -> None:
         check_out(folder / name, force, name)
 
 
-def load_model(path: Path, types: Iterable[type] = (), depth: int | None = None) -> Algorithm:
-    """The method in a file; of a checkpoint or a fit that of the first run, by default the deepest."""
-    return model_of(path, load(path, types=types), depth)
+def load_model(path: Path, types: Iterable[type] = ()) -> Algorithm:
+    """The method in a file; of a checkpoint or a fit the deepest of the first run."""
+    return model_of(path, load(path, types=types))
 
 
 def model_of(path: Path, thing: Any, depth: int | None = None) -> Algorithm:
-    """The same of what was loaded."""
+    """The same of what was loaded; depth: another one."""
     try:
         if isinstance(thing, Checkpoint | Fit):
             return (thing.fit if isinstance(thing, Checkpoint) else thing).model(0, depth)

@@ -137,13 +137,11 @@ def check_affordable(
     def of_depth(depth: int) -> float:
         return memory_of(phases if depth == deepest else phases_of((depth,)), d, (depth,), 1)
 
+    def of_runs(count: int) -> float:
+        return memory_of(phases, d, depths, count)
+
     fits(f"--depths is {deepest}", deepest, of_depth, "The largest of --depths that fits is {}.")
-    fits(
-        f"--runs is {runs} of {said}",
-        runs,
-        lambda count: memory_of(phases, d, depths, count),
-        "The largest --runs that fits is {}.",
-    )
+    fits(f"--runs is {runs} of {said}", runs, of_runs, "The largest --runs that fits is {}.")
     seconds = sum(stage.seconds * stage.likely for stage in stages(phases, d, depths, runs)) / 10
     room.in_time(f"{runs} runs of {said}", seconds * room.RATE, "Pass fewer layers, runs or steps.")
 
@@ -178,12 +176,9 @@ class Bar:
         self._begun, self._name_now = time.monotonic(), text
         self._lines = None if console.is_terminal else PlainLines(text, steps=False)
 
-    def show(
-        self, text: str, *, name: str | None = None, left: float | None = None, done: float = 0.0
-    ) -> None:
+    def show(self, text: str, *, name: str | None = None, left: float | None = None) -> None:
         now = time.monotonic()
-        if left is not None:
-            done = (now - self._begun) / max(now - self._begun + left, 1e-9)
+        done = 0.0 if left is None else (now - self._begun) / max(now - self._begun + left, 1e-9)
         deadline = None if left is None else now + left
         self._name_now = self._name_now if name is None else name
         if self._lines is not None:

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from lfom.commands.announcing import announce, say
 from lfom.commands.hosts import Coordinator, Devices, Hosts, Process, Processes, placed
-from lfom.commands.options import AsJson, Cluster, Seed, given, print_json
+from lfom.commands.options import AsJson, Cluster, Seed, given, numbers, print_json
 from lfom.commands.telling import telling
 from lfom.core import checks
 from lfom.core.checks import InputError
@@ -59,31 +59,18 @@ def reproduce_command(
         )
     checks.known("--preset", preset, PRESETS)
     checks.known("--training", training, CHOICES)
-    every = [
-        checks.seed("--seeds" if seeds else "--seed", one) for one in (_numbers(seeds) if seeds else [seed])
-    ]
+    refusal = f"--seeds {seeds!r} are not whole numbers: write them as 0,1,2."
+    every = numbers(seeds, int, refusal) if seeds else [seed]
+    for one in every:
+        checks.seed("--seeds" if seeds else "--seed", one)
     console, begun = Console(stderr=True), time.perf_counter()
-    announce_experiments(
-        experiments or list(EXPERIMENTS),
-        preset,
-        training,
-        lambda name: force or not (out / name / "meta.json").exists(),
-        len(every),
-        cluster,
-    )
+    asked: dict[str, Any] = {"preset": preset, "training": training, "cluster": cluster}
+    to_do = lambda name: force or not (out / name / "meta.json").exists()  # noqa: E731
+    announce_experiments(experiments or list(EXPERIMENTS), to_do, len(every), **asked)
     with telling("starting") as say:
         try:
             make: Any = reproduce if place().count == 1 else reproduce_together
-            done = make(
-                experiments or [],
-                out,
-                preset=preset,
-                training=training,
-                force=force,
-                seed=every,
-                say=say,
-                cluster=cluster,
-            )
+            done = make(experiments or [], out, force=force, seed=every, say=say, **asked)
         except KeyboardInterrupt as stop:
             console.print(f"stopped; finished experiments are in {out}. Go on with the same command.")
             if not isinstance(stop, Interrupted) or stop.running:
@@ -92,11 +79,8 @@ def reproduce_command(
     if not writes():
         raise typer.Exit(0)
     shown = [item.name for item in done if item.status in ("made", "kept") and item.seed == every[0]]
-    claims = [
-        (name, claim)
-        for name in shown
-        for claim in json.loads((out / name / "claims.json").read_text("utf8"))
-    ]
+    kept = {name: json.loads((out / name / "claims.json").read_text("utf8")) for name in shown}
+    claims = [(name, claim) for name, own in kept.items() for claim in own]
     if as_json:
         rows = [{"experiment": name, **claim} for name, claim in claims]
         print_json({"experiments": [asdict(item) for item in done], "claims": rows})
@@ -107,10 +91,11 @@ def reproduce_command(
 
 def announce_experiments(
     names: Collection[str],
-    preset: str,
-    training: str,
     todo: Callable[[str], bool],
     seeds: int,
+    *,
+    preset: str,
+    training: str,
     cluster: str | None,
 ) -> None:
     """One line about those that have no results yet. names: of ours, and of files with a user's own."""
@@ -130,13 +115,6 @@ def announce_experiments(
     assumed = sum(name in EXPERIMENTS and (name, preset) not in costs.recorded() for name in left)
     rest += f"; {assumed} of them never measured, and counted as the mean of the others" if assumed else ""
     announce(what, replace(cost, seconds=cost.seconds / place().count), rest)
-
-
-def _numbers(seeds: str) -> list[int]:
-    try:
-        return [int(part) for part in seeds.split(",")]
-    except ValueError:
-        raise InputError(f"--seeds {seeds!r} are not whole numbers: write them as 0,1,2.") from None
 
 
 def _show(done: list[Any], claims: list[tuple[str, Any]], out: Path, seconds: float) -> None:

@@ -8,15 +8,15 @@ import jax
 import numpy as np
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from lfom.commands.announcing import announce_solving
 from lfom.commands.hosts import Devices, use_devices
 from lfom.commands.options import AsJson, Cluster, Force, With, print_json, types_of
 from lfom.commands.problem_files import check_out, load_model
-from lfom.commands.streams import solve_many
+from lfom.commands.streams import solve_many, status_rows, status_table
 from lfom.commands.telling import telling
 from lfom.core.methods import Algorithm
+from lfom.scale.ends import end_of
 from lfom.solving import statuses
 from lfom.solving.npz import read_problems, write_solutions
 
@@ -50,19 +50,10 @@ def solve_command(
     are not solved again."""
     use_devices(devices)
     if many(problems) or cluster is not None:
+        options = {"steps": steps, "tolerance": tolerance, "force": force, "cluster": cluster}
         with jax.enable_x64(True):  # every array keeps the precision it has in the file
             learned = load_model(method, types_of(with_))
-            solve_many(
-                learned,
-                problems,
-                out or Path("solutions"),
-                steps,
-                tolerance,
-                force,
-                cluster,
-                with_ or [],
-                as_json,
-            )
+            solve_many(learned, problems, out or Path("solutions"), with_ or [], as_json, **options)
     file, out = Path(problems[0]), out or Path("solutions.npz")
     check_out(out, force, "solutions.npz", inputs=[method, file, *(with_ or [])])
     with jax.enable_x64(True):
@@ -83,21 +74,13 @@ def solve_one(
     with telling(f"solving {len(batch)} problems"):
         solution = learned.solve(batch, steps, tolerance)
     write_solutions(out, solution)
-    status = np.asarray(solution.status)
-    found, counts = np.unique(status, return_counts=True)
-    rows = [
-        {"status": int(s), "problems": int(c), "meaning": solution.meaning[int(s)]}
-        for s, c in zip(found, counts, strict=True)
-    ]
-    failed = np.unique(np.nonzero(statuses.failed(status.reshape(len(batch), -1)))[0])
-    failures = len(failed)
+    end = end_of(file.stem, solution)
+    failures = end.failed
     if as_json:
-        print_json(rows)
+        print_json(status_rows(end))
     else:
-        table = Table("status", "problems", "meaning")
-        for row in rows:
-            table.add_row(str(row["status"]), f"{row['problems']:,}", str(row["meaning"]))
-        Console().print(table)
-        first = f" (the first is problem {failed[0]})" if failures else ""
+        Console().print(status_table(end))
+        failed = statuses.failed(np.asarray(solution.status).reshape(len(batch), -1)).any(axis=1)
+        first = f" (the first is problem {failed.argmax()})" if failures else ""
         print(f"{failures:,} of {len(batch):,} problems failed{first}. Saved in {out}.")
     raise typer.Exit(1 if failures else 0)

@@ -17,27 +17,20 @@ from lfom.commands.progress import PartProgress
 from lfom.commands.train import INTERRUPTED
 from lfom.core.methods import Algorithm
 from lfom.scale import Summary, solve_stream
+from lfom.scale.ends import PieceEnd
 from lfom.solving.progress import Lines
 
 SHOWN = 20  # shards that failed; all of them are in --json
 
 
 def solve_many(
-    method: Algorithm,
-    problems: list[str],
-    out: Path,
-    steps: int | None,
-    tolerance: float | None,
-    force: bool,
-    cluster: str | None,
-    with_: list[Path],
-    as_json: bool,
+    method: Algorithm, problems: list[str], out: Path, with_: list[Path], as_json: bool, **options: Any
 ) -> None:
-    """See `lfom.solve_stream`. Exit status 1 if a problem or a shard failed."""
+    """See `lfom.solve_stream` for the options. Exit status 1 if a problem or a shard failed."""
     console, begun = Console(stderr=True), time.monotonic()
     pace = Pace()
     source: Any = problems[0] if len(problems) == 1 else problems
-    announce_stream(method, source, out, steps, tolerance, force, cluster)
+    announce_stream(method, source, out, **options)
     try:
         with PartProgress(console, "solving") if console.is_terminal else Lines() as told:
             told(0.0, "starting")
@@ -45,17 +38,7 @@ def solve_many(
             def progress(found: Summary, total: int | None) -> None:
                 told(*pace.so_far(found, total or found.ended))
 
-            summary = solve_stream(
-                method,
-                source,
-                out,
-                steps=steps,
-                tolerance=tolerance,
-                force=force,
-                cluster=cluster,
-                types=with_,
-                progress=progress,
-            )
+            summary = solve_stream(method, source, out, types=with_, progress=progress, **options)
     except KeyboardInterrupt:
         console.print(f"stopped; finished shards are in {out}. Go on with the same command.")
         os._exit(INTERRUPTED)  # a thread may be solving, and files are only ever written whole
@@ -71,9 +54,8 @@ class Pace:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self._clock, self._begun = clock, clock()
-        self._first: tuple[float, int, int] | None = (
-            None  # when a first shard was done, and how much was done then
-        )
+        # When a first shard was done, and how much was done then.
+        self._first: tuple[float, int, int] | None = None
 
     def so_far(self, found: Summary, total: int) -> tuple[float, str]:
         """The part of the time that has passed, 0 as long as nobody knows, and a line about it."""
@@ -90,11 +72,18 @@ class Pace:
         return now / (now + left), f"{text}, {(problems - before) / spent:,.0f} per second"
 
 
-def rows_of(summary: Summary) -> list[dict[str, Any]]:
+def status_rows(ended: Summary | PieceEnd) -> list[dict[str, Any]]:
     return [
-        {"status": status, "problems": count, "meaning": summary.meaning[status]}
-        for status, count in sorted(summary.statuses.items())
+        {"status": status, "problems": count, "meaning": ended.meaning[status]}
+        for status, count in sorted(ended.statuses.items())
     ]
+
+
+def status_table(ended: Summary | PieceEnd) -> Table:
+    table = Table("status", "problems", "meaning")
+    for row in status_rows(ended):
+        table.add_row(str(row["status"]), f"{row['problems']:,}", row["meaning"])
+    return table
 
 
 def plain(summary: Summary) -> dict[str, Any]:
@@ -104,7 +93,7 @@ def plain(summary: Summary) -> dict[str, Any]:
         "kept": summary.kept,
         "problems": summary.problems,
         "failed_problems": summary.failed_problems,
-        "statuses": rows_of(summary),
+        "statuses": status_rows(summary),
         "failed": [{"shard": name, "message": why} for name, why in sorted(summary.failed.items())],
     }
 
@@ -112,10 +101,7 @@ def plain(summary: Summary) -> dict[str, Any]:
 def show(summary: Summary, out: Path, seconds: float) -> None:
     console = Console()
     if summary.statuses:
-        table = Table("status", "problems", "meaning")
-        for row in rows_of(summary):
-            table.add_row(str(row["status"]), f"{row['problems']:,}", row["meaning"])
-        console.print(table)
+        console.print(status_table(summary))
     for name, why in sorted(summary.failed.items())[:SHOWN]:
         console.print(f"[red]{escape(name)} failed:[/] {escape(why)}", highlight=False)
     if len(summary.failed) > SHOWN:

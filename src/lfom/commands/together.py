@@ -63,8 +63,4 @@ def _unpack(content: bytes, out: Path, names: set[str]) -> None:
             if meta.parent.name in names:
                 folder = out / meta.parent.relative_to(scratch)
                 folder.parent.mkdir(parents=True, exist_ok=True)
-                replace_folder(folder, functools.partial(_copied, meta.parent))
-
-
-def _copied(old: Path, new: Path) -> None:
-    shutil.copytree(old, new, dirs_exist_ok=True)
+                replace_folder(folder, functools.partial(shutil.copytree, meta.parent, dirs_exist_ok=True))

@@ -13,21 +13,12 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from lfom.commands.announcing import announce
+from lfom.commands import progress
+from lfom.commands.announcing import announce, say
 from lfom.commands.evaluate import print_scores, reference_name, score_rows
 from lfom.commands.hosts import SCALE, Coordinator, Devices, Hosts, Process, Processes, placed, same_file
-from lfom.commands.options import With, given, option, print_json, types_of
+from lfom.commands.options import With, given, numbers, option, print_json, types_of
 from lfom.commands.problem_files import check_out, load_checkpoint
-from lfom.commands.progress import (
-    LEAST_TO_SCORE,
-    PartProgress,
-    TrainingProgress,
-    check_affordable,
-    described,
-    estimate,
-    methods_scored,
-    stages,
-)
 from lfom.core import checks, room
 from lfom.core.archive import LICENCE, versions
 from lfom.core.checks import InputError
@@ -48,15 +39,8 @@ from lfom.training.state import Diverged, Phase, State
 
 SPECTRA = {"published": PUBLISHED_SPECTRUM, "text": TEXT_SPECTRUM}
 KIND = {"joint": "with any P and Q", "tokens": "on tokens"}
-WITH_RESUME = {
-    "resume",
-    "out",
-    "force",
-    "as_json",
-    "prompts",
-    "with_",
-    *SCALE,
-}  # the rest is in the checkpoint
+# The rest is in the checkpoint.
+WITH_RESUME = {"resume", "out", "force", "as_json", "prompts", "with_", *SCALE}
 
 
 def _adam(text: str, name: str) -> str:
@@ -137,14 +121,8 @@ def train_command(
                 "Leave it out; models of your own are trained from Python (lfom.fit)."
             )
         eigenvalues, wanted = _spectrum(spectrum), _depths(depths)
-        data = regressions(
-            eigenvalues,
-            checks.count("context", examples),
-            runs,
-            seed_number(seed),
-            noise=noise,
-            variance=variance,
-        )
+        n, number = checks.count("context", examples), seed_number(seed)
+        data = regressions(eigenvalues, n, runs, number, noise=noise, variance=variance)
 
         def built(depth: int) -> Method:
             return memformer(
@@ -162,20 +140,20 @@ def train_command(
         how = _optimiser(optimiser, adam, view) or default_optimiser(model, kinds[0])
         how.check_view(view)
         checkpoint = Checkpoint(model, data, wanted, kinds, how, seed, checks.count("prompts", prompts))
-        scored = float(data.runs or 1) * prompts * methods_scored(wanted)
-        room.in_time(f"--prompts is {prompts}", scored * LEAST_TO_SCORE, "Score on fewer.")
+        scored = float(data.runs or 1) * prompts * progress.methods_scored(wanted)
+        room.in_time(f"--prompts is {prompts}", scored * progress.LEAST_TO_SCORE, "Score on fewer.")
 
         def phases_of(depths: tuple[int, ...]) -> list[Phase]:
             if depths == wanted:
                 return checkpoint.phases
             return replace(checkpoint, model=built(max(depths)), depths=depths).phases
 
-        check_affordable(phases_of, len(eigenvalues), wanted, data.runs or 1)
+        progress.check_affordable(phases_of, len(eigenvalues), wanted, data.runs or 1)
         path = Path("model.safetensors") if out is None else out
         _writable(path, force, None)
     asked = prompts if resume is None or "prompts" in said else checkpoint.prompts
-    kept = resume is not None and path.resolve() == resume.resolve()
-    job = Job(checkpoint, path, licence, as_json, Console(stderr=True), with_ or [], asked, kept)
+    moved = resume is not None and path.resolve() != resume.resolve()
+    job = Job(checkpoint, path, licence, as_json, Console(stderr=True), with_ or [], asked, moved)
     raise typer.Exit(job.run())
 
 
@@ -220,14 +198,14 @@ class Job:
     console: Console
     own_files: list[Path]  # of --with
     prompts: int  # to score on
-    saved: bool  # whether the file holds what was trained so far
+    moved: bool  # resumed under another name, of which there is no file yet
     interrupts: Interrupts = field(default_factory=Interrupts)
 
     def run(self) -> int:
         remove_partial(self.path)
         with self.interrupts:
             try:
-                if self.checkpoint.state is not None and not self.saved:  # resumed under another name
+                if self.moved:
                     self._keep(self.checkpoint)
                 if not self.checkpoint.finished:
                     self._train()
@@ -249,27 +227,19 @@ class Job:
     def _train(self) -> None:
         now, phases = self.checkpoint, self.checkpoint.phases
         size = (now.data.stacked.dimension, now.depths, now.data.runs or 1)
-        announce(described(phases, *size[1:]), estimate(phases, *size, now.prompts))
-        found = stages(phases, *size)
-        optimum = known_optimum(now)
-        with TrainingProgress(self.console, phases, found, now.depths, optimum, now.state) as bar:
+        announce(progress.described(phases, *size[1:]), progress.estimate(phases, *size, now.prompts))
+        found, optimum = progress.stages(phases, *size), known_optimum(now)
+        told = progress.TrainingProgress(self.console, phases, found, now.depths, optimum, now.state)
+        with told as bar:
 
             def watch(state: State, record: dict[str, Any]) -> None:
                 _finite(state)
                 self._keep(replace(self.checkpoint, state=state))
                 bar(state, record)
 
-            trained = fit(
-                now.model,
-                now.data,
-                key=now.key("training"),
-                depths=now.depths,
-                train=now.train,
-                optimiser=now.optimiser,
-                watch=watch,
-                tick=bar.tick,
-                resume=now.state,
-            )
+            options = {name: getattr(now, name) for name in ("depths", "train", "optimiser")}
+            options |= {"watch": watch, "tick": bar.tick, "resume": now.state}
+            trained = fit(now.model, now.data, key=now.key("training"), **options)
         last = self.checkpoint.state
         assert last is not None  # every fit makes a pass
         state = State(len(phases) - 1, last.level, last.step, trained.vectors, {}, trained.history)
@@ -278,20 +248,19 @@ class Job:
     def _score(self) -> None:
         """The scores of the finished models; until they are there, the file stays as the last pass
         left it, so that a fit stopped here is resumed here."""
-        with PartProgress(self.console, "scoring on fresh prompts") as bar:
+        with progress.PartProgress(self.console, "scoring on fresh prompts") as bar:
             rows = score_rows(self.checkpoint, self.prompts, bar)
         self._keep(replace(self.checkpoint, finished=True, metrics=tuple(rows), prompts=self.prompts))
 
     def _keep(self, checkpoint: Checkpoint) -> None:
         with self.interrupts.held():  # so that what is said about the file is true of it
             save(self.path, checkpoint, force=True, licence=self.licence)
-            self.checkpoint, self.saved = checkpoint, True
+            self.checkpoint = checkpoint
 
     def _interrupted(self) -> int:
-        if not self.saved:
-            self._say(
-                "Interrupted before the first pass was done: nothing was written. Start again as before."
-            )
+        if self.checkpoint.state is None:
+            nothing = "Interrupted before the first pass was done: nothing was written."
+            self._say(f"{nothing} Start again as before.")
             return INTERRUPTED
         self._say(f"Interrupted. {self._where()} Go on with:")
         again = [*_program(), "train", "--resume", str(self.path), *(["--json"] * self.as_json)]
@@ -301,11 +270,13 @@ class Job:
 
     def _diverged(self, error: FloatingPointError) -> int:
         self._say(f"lfom: {error}", style="red")
-        self._say(self._where() if self.saved else "No pass was good: nothing was written.")
+        self._say(self._where() or "No pass was good: nothing was written.")
         return 1
 
     def _where(self) -> str:
-        passes = 0 if self.checkpoint.state is None else len(self.checkpoint.state.history)
+        if self.checkpoint.state is None:
+            return ""
+        passes = len(self.checkpoint.state.history)
         return f"{self.path} holds the last good state, after {passes} pass{'es' * (passes > 1)}."
 
     def _say(self, text: str, style: str | None = None) -> None:
@@ -333,11 +304,9 @@ def _resumed(path: Path, given: set[str], with_: list[Path] | None) -> tuple[Che
     now = versions()
     changed = [f"{n} {v} (now {now.get(n)})" for n, v in facts["versions"].items() if v != now.get(n)]
     if changed and not checkpoint.finished:
-        Console(stderr=True).print(
+        say(
             f"{path} was written with {', '.join(changed)}: the result may differ in the last digits from an "
-            "uninterrupted training.",
-            highlight=False,
-            soft_wrap=True,
+            "uninterrupted training."
         )
     return checkpoint, facts["licence"]
 
@@ -363,27 +332,15 @@ def _program() -> list[str]:
 
 
 def _spectrum(text: str) -> tuple[float, ...]:
-    if text in SPECTRA:
-        return SPECTRA[text]
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise InputError(
-            f"--spectrum is {text!r}: pass published, text, or numbers separated by commas, such as "
-            "1,0.5,0.25."
-        ) from None
+    refusal = (
+        f"--spectrum is {text!r}: pass published, text, or numbers separated by commas, such as 1,0.5,0.25."
+    )
+    return SPECTRA[text] if text in SPECTRA else tuple(numbers(text, float, refusal))
 
 
 def _depths(text: str) -> tuple[int, ...]:
-    try:
-        found = {checks.count("depth", int(part)) for part in text.split(",")}
-    except ValueError as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(
-            f"--depths is {text!r}: pass whole numbers separated by commas, such as 1,2,4."
-        ) from None
-    return tuple(sorted(found))
+    refusal = f"--depths is {text!r}: pass whole numbers separated by commas, such as 1,2,4."
+    return tuple(sorted({checks.count("depth", one) for one in numbers(text, int, refusal)}))
 
 
 def _kinds(text: str | None, model: Method) -> tuple[tuple[str, ...], ...]:

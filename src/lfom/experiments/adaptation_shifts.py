@@ -11,16 +11,8 @@ from lfom.core.unroll import losses
 from lfom.experiments import shifted
 from lfom.experiments.experiment import Experiment
 from lfom.experiments.rows import Row, flatten, run_rows
-from lfom.experiments.shifted import (
-    FOUR_STEPS,
-    LABEL_FREE,
-    OWN_GATES,
-    PLACES,
-    UNADAPTED,
-    WITH_LABELS,
-    OnShifts,
-)
-from lfom.experiments.statistics import Claims, under, written
+from lfom.experiments.shifted import FOUR_STEPS, LABEL_FREE, OWN_GATES, PLACES, UNADAPTED, WITH_LABELS
+from lfom.experiments.statistics import Claims, listed, under, written
 from lfom.experiments.workbench import Outcome, Workbench, keys
 from lfom.training import PerRun
 
@@ -139,7 +131,7 @@ def normalised_change(bench: Workbench) -> float:
     return float(np.ptp(found))
 
 
-def claims(found: OnShifts, change: float) -> Claims:
+def claims(found: shifted.OnShifts, change: float) -> Claims:
     table, made = found.table, Claims("4.2")
     places = [f"{family} {x:g}" for family, x in PLACES]
 
@@ -171,10 +163,10 @@ def claims(found: OnShifts, change: float) -> Claims:
             f"Ours: {words} does better than three experts with gates per prompt.",
             "relative log loss on the same fresh prompts lower by two standard errors over runs, per shift",
             map(under, differences),
-            "; ".join(f"{p}: {written(v, '+.2f')}" for p, v in zip(places, differences, strict=True)),
+            listed(dict(zip(places, differences, strict=True)), lambda v: written(v, "+.2f")),
         )
     best = [min(FOUR_STEPS, key=lambda name: table[name][at].mean()) for at in range(len(places))]
-    ahead = [table[OWN_GATES][at] - table[rival][at] for at, rival in enumerate(best)]
+    ahead = [minus(OWN_GATES, rival)[at] for at, rival in enumerate(best)]
     against = zip(places, ahead, best, strict=True)
     made.test(
         "experts-still-win",

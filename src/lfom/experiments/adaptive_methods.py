@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from lfom.experiments.statistics import Finding
+from lfom.experiments.statistics import Finding, listed
 
 
 def adagrad(X: np.ndarray, y: np.ndarray, steps: int, eta: float = 0.5) -> np.ndarray:
@@ -37,8 +37,7 @@ def nonlinearity(seed: int = 0) -> Finding:
         "fixed coefficients make the answer linear in the labels on least squares: doubling the labels must "
         "double the answer (relative error below 1e-6 on every one of 100 problems)",
         [min(each) < 1e-6 for each in errors.values()],
-        "; ".join(
-            f"{name}: relative error {np.mean(each):.2f} on average, {min(each):.2f} at least"
-            for name, each in errors.items()
+        listed(
+            errors, lambda each: f"relative error {np.mean(each):.2f} on average, {min(each):.2f} at least"
         ),
     )

@@ -26,12 +26,11 @@ class AgainstMomentum(Experiment):
         tuned, given = found[f"{rival}, tuned", "none"], found[rival, "none"]
         claims = Claims("Appendix B")
         rule = "tuned on sample prompts for each depth, the log loss on fresh prompts is not lower by more than 0.02 at depths 1 to 4"
+        evidence = f"tuned minus Appendix B: {compare(tuned, given)}"
         claims.add(
             f"appendix-b-{slug(rival)}-is-best",
             f"The step size and momentum of Appendix B are the best for {rival}.",
-            at_most(
-                given, tuned, 0.02, rule=rule, evidence=f"tuned minus Appendix B: {compare(tuned, given)}"
-            ),
+            at_most(given, tuned, 0.02, rule=rule, evidence=evidence),
         )
         for training in bench.trainings:
             ours = found[MEMFORMER[training], training]

@@ -16,15 +16,16 @@ from jax import Array
 
 from lfom.core.arrays import as_array
 from lfom.core.problems import Quadratic
-from lfom.core.runs import PerRun, take
+from lfom.core.runs import PerRun
 from lfom.core.vectors import from_vector, vector_of
-from lfom.experiments.fixed_batches import ISOTROPIC, OnSets, asked, learned_lfom
+from lfom.experiments.fixed_batches import ISOTROPIC, asked, fit_on_sets, learned_lfom
+from lfom.experiments.gates import Heads, fit_mixtures
 from lfom.experiments.gaussian_mixture import NAMES, mixture_data
+from lfom.experiments.rows import by_depth
 from lfom.experiments.workbench import CONTEXT, DEPTHS, Workbench, kept
 from lfom.methods.classical import APPENDIX_B, conjugate_gradient, momentum, nesterov
-from lfom.methods.memformer import mixture
 from lfom.prompts.distributions import PUBLISHED_SPECTRUM, LinearRegression
-from lfom.training import Adam, Fit, State, fit
+from lfom.training import Adam, Fit, Score, fit
 from lfom.training.evaluation import evaluate_on
 from lfom.training.scores import log_floor
 
@@ -43,21 +44,23 @@ Values = dict[int, np.ndarray]  # by depth: log losses of the same protocol, (ru
 @kept
 def prompts(bench: Workbench, spectrum: tuple[float, ...], context: int) -> Any:
     """Fresh prompts with one query each, SETS times BATCH for each run."""
-    data = bench.data(spectrum, context=context)
     keys = jax.random.split(bench.stream("authors", str(context)), bench.runs)
-    return asked(data, keys, SETS * BATCH)
+    return asked(bench.data(spectrum, context=context), keys, SETS * BATCH)
 
 
 def scores(methods: dict[str, dict[int, Any]], sets: Any, size: int = BATCH) -> dict[str, Values]:
     """Log of the mean loss of each set of `size` prompts."""
-    named = {f"{name} {d}": one for name, by_depth in methods.items() for d, one in by_depth.items()}
-    found = evaluate_on(named, sets)
+    found = by_depth(methods, DEPTHS, lambda named: evaluate_on(named, sets))
 
-    def of(name: str) -> np.ndarray:
-        last = np.asarray(found[name].last)
+    def by_set(score: Score) -> np.ndarray:
+        last = np.asarray(score.last)
         return log_floor(last.reshape(len(last), -1, size).mean(axis=2))
 
-    return {name: {d: of(f"{name} {d}") for d in by_depth} for name, by_depth in methods.items()}
+    return {name: {d: by_set(score) for d, score in own.items()} for name, own in found.items()}
+
+
+def scores_of(found: Fit, sets: Any, size: int = BATCH) -> Values:
+    return scores({"ours": {d: found.per_run(d) for d in DEPTHS}}, sets, size)["ours"]
 
 
 def steps(method: Any) -> dict[int, Any]:
@@ -76,20 +79,13 @@ def cgd(
 @kept
 def with_momentum(bench: Workbench) -> dict[str, Values]:
     """With the step sizes of Appendix B, which act on the gradient without 1/n."""
-    given = {"NAG": (nesterov, "Nesterov"), "Momentum GD": (momentum, "momentum")}
-    methods = {}
-    for name, (build, row) in given.items():
-        eta, beta = APPENDIX_B[row]
-        methods[name] = steps(build(eta * CONTEXT, beta, max(DEPTHS)))
+    (eta, beta), (rate, weight) = APPENDIX_B["Nesterov"], APPENDIX_B["momentum"]
+    methods = {"NAG": steps(nesterov(eta * CONTEXT, beta, max(DEPTHS)))}
+    methods["Momentum GD"] = steps(momentum(rate * CONTEXT, weight, max(DEPTHS)))
     return scores(methods, prompts(bench, PUBLISHED_SPECTRUM, CONTEXT))
 
 
 # Training in two stages: A on batches that are resampled, then everything on one batch.
-
-
-def first_stage(size: int = BATCH) -> Adam:
-    """A alone, the memory switched off: 1,000 steps, a batch resampled every 100."""
-    return Adam(steps=STEPS, batch=size, beta1=0.99, beta2=0.9)
 
 
 def second_stage(steps: int, size: int = BATCH) -> Adam:
@@ -99,10 +95,11 @@ def second_stage(steps: int, size: int = BATCH) -> Adam:
 
 @kept
 def first(bench: Workbench, plain: str, size: int = BATCH, heads: int = 1) -> Fit:
-    """The model without memory after the first stage."""
+    """The model without memory after the first stage: A alone, a batch resampled every 100 steps."""
     bench.say(f"training {plain}, {heads} heads, batches of {size} (authors' first stage)")
     model, key = bench.model(plain, heads=heads), bench.stream("authors' first stage")
-    return fit(model, bench.data(), key=key, depths=DEPTHS, optimiser=first_stage(size))
+    adam = Adam(steps=STEPS, batch=size, beta1=0.99, beta2=0.9)
+    return fit(model, bench.data(), key=key, depths=DEPTHS, optimiser=adam)
 
 
 @kept
@@ -124,27 +121,18 @@ def second(
         return vector_of(replace(template, reader=from_vector(begun.template, vector).reader))
 
     vectors = np.stack([[start(vector) for vector in run] for run in begun.vectors])
-    return fit(
-        template,
-        [take(sets, run) for run in range(bench.runs)],
-        key=bench.key,
-        depths=DEPTHS,
-        train=train or None,
-        optimiser=second_stage(STEPS, size),
-        start="model",
-        resume=State(0, 0, 0, vectors),
-    )
+    adam = second_stage(STEPS, size)
+    return fit_on_sets(bench, template, sets, adam, train=train or None, vectors=vectors)
 
 
 def on_fresh(bench: Workbench, found: Fit) -> Values:
     """Scored on fresh prompts."""
-    by_depth = {d: found.per_run(d) for d in DEPTHS}
-    return scores({"ours": by_depth}, prompts(bench, PUBLISHED_SPECTRUM, CONTEXT))["ours"]
+    return scores_of(found, prompts(bench, PUBLISHED_SPECTRUM, CONTEXT))
 
 
 def on_its_batch(bench: Workbench, found: Fit, size: int = BATCH) -> Values:
     """Scored on the batch of the second stage."""
-    return scores({"ours": {d: found.per_run(d) for d in DEPTHS}}, one_batch(bench, size), size)["ours"]
+    return scores_of(found, one_batch(bench, size), size)
 
 
 @kept
@@ -176,13 +164,10 @@ def on_last_batch(bench: Workbench, model: str) -> Values:
     return {d: last[:, at, None] for at, d in enumerate(DEPTHS)}
 
 
-def of_set(found: OnSets, size: int) -> Values:
-    """Trained on one set of prompts and scored on it."""
-    return {d: score.log_mean[:, -1:] for d, score in found.at_size(size)[0].items()}
-
-
 def learned(bench: Workbench, size: int, together: tuple[int, ...]) -> Values:
-    return of_set(learned_lfom(bench, "paper", together, DEPTHS), size)
+    """Trained on one set of prompts and scored on it."""
+    own = learned_lfom(bench, "paper", together, DEPTHS).at_size(size)[0]
+    return {d: score.log_mean[:, -1:] for d, score in own.items()}
 
 
 def isotropic_cgd(bench: Workbench) -> Values:
@@ -201,41 +186,19 @@ def experts(bench: Workbench, model: Any, data: Sequence[Any], name: str) -> Fit
     """One for each distribution, trained on one batch of it."""
     sets = batches(data, bench.stream("authors' experts", name))
     bench.say(f"training experts ({name}, authors' protocol)")
-    items = [take(sets, at) for at in range(len(data))]
-    return fit(
-        model, items, key=bench.key, depths=DEPTHS, optimiser=second_stage(EXPERT_STEPS), start="model"
-    )
+    return fit_on_sets(bench, model, sets, second_stage(EXPERT_STEPS))
 
 
 def gated(
-    bench: Workbench,
-    heads: Sequence[Sequence[tuple[Fit, int]]],
-    data: Sequence[Any],
-    name: str,
-    train: Sequence[str] = ("gates",),
+    bench: Workbench, heads: Heads, data: Sequence[Any], name: str, train: Sequence[str] = ("gates",)
 ) -> Values:
     """Gates from 0, fitted by Adam with the query labels of a batch, and scored on that batch. heads: for each
     distribution of `data` its heads, as (fit, run)."""
     sets = batches(data, bench.stream("authors' gates", name))
     bench.say(f"fitting gates ({name}, authors' protocol)")
     zero = as_array(np.zeros(len(heads[0]), np.float32))
-    whole = [
-        mixture([from_vector(one.template, one.vectors[run, at]) for one, run in own], zero)
-        for own in heads
-        for at in range(len(DEPTHS))
-    ]
-    vectors = np.stack([vector_of(one) for one in whole]).reshape(len(heads), len(DEPTHS), -1)
-    found = fit(
-        whole[-1],
-        [take(sets, at) for at in range(len(data))],
-        key=bench.key,
-        depths=DEPTHS,
-        train=tuple(train),
-        optimiser=second_stage(GATE_STEPS if len(heads[0]) > 1 else ONE_GATE_STEPS),
-        start="model",
-        resume=State(0, 0, 0, vectors),
-    )
-    return scores({"gated": {d: found.per_run(d) for d in DEPTHS}}, sets)["gated"]
+    adam = second_stage(GATE_STEPS if len(heads[0]) > 1 else ONE_GATE_STEPS)
+    return scores_of(fit_mixtures(bench, heads, sets, adam, train, zero), sets)
 
 
 def part(values: Values, rows: slice) -> Values:
@@ -250,9 +213,8 @@ def on_variances(bench: Workbench) -> dict[str, Values]:
 
     def at(v: float, rotation: np.ndarray) -> LinearRegression:
         """w* has v times the inverse of the unscaled covariance, as in the authors' code."""
-        return LinearRegression(
-            PUBLISHED_SPECTRUM, CONTEXT, rotation=rotation, variance=v, weight_variance=v * v
-        )
+        options = {"rotation": rotation, "variance": v, "weight_variance": v * v}
+        return LinearRegression(PUBLISHED_SPECTRUM, CONTEXT, **options)
 
     places = [(k, run) for k in range(len(EXPERTS)) for run in range(runs)]
     own = [at(EXPERTS[k], turned[(run + k) % runs]) for k, run in places]

@@ -16,9 +16,8 @@ class Deeper(Experiment):
     trainings = WITH_PHASES
     spectrum: Sequence[float]
     steps: int  # that CGD takes without being exact
-    labels: dict[
-        str, Sequence[int]
-    ]  # depths by the label of their models and prompts; other figures' are not made again
+    # Depths by the label of their models and prompts; other figures' are not made again.
+    labels: dict[str, Sequence[int]]
 
     def run(self, bench: Workbench) -> Outcome:
         bench = bench.only_if_long(A_THEN_GAMMA)

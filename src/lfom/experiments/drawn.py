@@ -73,9 +73,8 @@ class Drawn(Distribution):
             def scales() -> Array:
                 u = jax.random.uniform(tail_key, (MOST_DEGREES // 2, tokens, count), dtype)
                 used = (jnp.arange(MOST_DEGREES // 2) < self.degrees / 2)[:, None, None]
-                return jnp.sqrt(
-                    (self.degrees - 2) / (-2 * jnp.sum(jnp.where(used, jnp.log1p(-u), 0), axis=0))
-                )
+                chi_square = -2 * jnp.sum(jnp.where(used, jnp.log1p(-u), 0), axis=0)
+                return jnp.sqrt((self.degrees - 2) / chi_square)
 
             ones = jnp.ones((tokens, count), dtype)
             x = x * jax.lax.cond(jnp.isfinite(self.degrees), scales, lambda: ones)[:, None]
@@ -84,9 +83,8 @@ class Drawn(Distribution):
         return X, y, w
 
 
-_once = (
-    jax.lax.optimization_barrier
-)  # keeps the compiler from drawing the same numbers again wherever they are used
+# Keeps the compiler from drawing the same numbers again wherever they are used.
+_once = jax.lax.optimization_barrier
 
 
 def _product(matrix: Array, vectors: Array) -> Array:
@@ -99,10 +97,8 @@ def drawn(data: Any, *, length: float | None = None, degrees: float = jnp.inf, m
     def one(base: Any) -> Drawn:
         nothing = jnp.zeros(base.dimension)
         weight_root = jnp.sqrt(base.weight_variance) * base.inverse_root.T
-        context = as_array(float(base.context if length is None else length))
-        return Drawn(
-            base.root, weight_root, nothing, nothing, base.noise, context, as_array(degrees), most, True
-        )
+        n, nu = as_array(float(base.context if length is None else length)), as_array(degrees)
+        return Drawn(base.root, weight_root, nothing, nothing, base.noise, n, nu, most, True)
 
     return jax.vmap(one)(data)
 

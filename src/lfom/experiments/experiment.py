@@ -64,9 +64,8 @@ def experiments_in(module: ModuleType) -> list[Experiment]:
 def nameless_in(module: ModuleType) -> list[str]:
     """Classes of a module that would be experiments if they had a name: others neither inherit from them nor make them."""
     things = list(vars(module).values())
-    used = {base for one in things if isinstance(one, type) for base in one.__mro__[1:]} | set(
-        map(type, things)
-    )
+    used = {base for one in things if isinstance(one, type) for base in one.__mro__[1:]}
+    used |= set(map(type, things))
     return [kind.__name__ for kind in _classes_in(module) if not kind.name and kind not in used]
 
 

@@ -42,9 +42,8 @@ class ExtractedLfom(Experiment):
                 if size >= 50:
                     steady.append(all(near(fresh[d], own[d], 0.1) for d in DEPTHS))
                 on_own.append(f"B={size}: depths {[d for d in lower if lower[d]]} ({compare(own, cgd)})")
-                on_fresh.append(
-                    f"B={size}: depths {[d for d in close if close[d]]} ({compare(fresh, cgd_fresh)})"
-                )
+                met = [d for d in close if close[d]]
+                on_fresh.append(f"B={size}: depths {met} ({compare(fresh, cgd_fresh)})")
                 gaps.append(f"B={size}: {written(difference(fresh[4], own[4]))}")
             claims.test(
                 f"learned-lfom-beats-cgd-on-its-own-prompts-{training}",

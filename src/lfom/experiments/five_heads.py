@@ -55,10 +55,8 @@ class FiveHeads(Experiment):
         bench, data = bench.only_if_long(A_THEN_GAMMA), bench.data()
         jobs: list[tuple[Any, ...]] = [(bench.trained, MODEL, training, data) for training in bench.trainings]
         if "paper" in bench.trainings:
-            jobs += [
-                *((five_trained, bench, t) for t in bench.trainings if t != "converged"),
-                *((varying_fit, bench, name) for name in VARYING),
-            ]
+            jobs += [(five_trained, bench, t) for t in bench.trainings if t != "converged"]
+            jobs += [(varying_fit, bench, name) for name in VARYING]
         bench.side_by_side([*jobs, (bench.curves, (), data)])
         found = bench.curves((), data)
         claims = Claims("4.1")
@@ -67,12 +65,11 @@ class FiveHeads(Experiment):
             five = five_heads(bench, training)
             found |= {(ONE, training): one, (FIVE, training): five}
             cgd = compare(five, found["CGD", "none"])
+            evidence = f"five minus one: {compare(five, one)}; five minus CGD: {cgd}"
             claims.add(
                 f"five-heads-beat-one-{slug(training)}",
                 f"Five heads have a lower loss than one ({training} training).",
-                lower(
-                    five, one, 0.02, evidence=f"five minus one: {compare(five, one)}; five minus CGD: {cgd}"
-                ),
+                lower(five, one, 0.02, evidence=evidence),
             )
         rows = curve_rows(found, self.name)
         if "paper" in bench.trainings:
@@ -110,23 +107,22 @@ def speed(bench: Workbench, claims: Claims) -> list[Row]:
     """The losses of the batches that Adam trained on, step by step, at the largest depth."""
     fits = {ONE: bench.trained(MODEL, "paper", bench.data()), FIVE: five_trained(bench)}
     tables = {n: {r["step"]: np.array(r["log_loss"])[:, -1] for r in one.history} for n, one in fits.items()}
-    apart = {
-        step: five - tables[ONE][step] for step, five in tables[FIVE].items()
-    }  # the same batches: paired
+    # The same batches: paired.
+    apart = {step: five - tables[ONE][step] for step, five in tables[FIVE].items()}
     first_half = list(apart.values())[: len(apart) // 2]
-    listed = "; ".join(f"{step}: {written(each)}" for step, each in apart.items())
     claims.test(
         "five-heads-train-faster",
         "Five heads speed up training: after the same number of Adam steps their loss is lower.",
         "depth 4: log loss of the training batch below one head's by two standard errors, at every mark in the first half of training",
         map(under, first_half),
-        f"five minus one by Adam steps: {listed}",
+        "five minus one by Adam steps: "
+        + "; ".join(f"{step}: {written(each)}" for step, each in apart.items()),
     )
-    return flatten(
-        run_rows(name, "paper", step, each, "training_log_loss", scored_on="training prompts")
-        for name, table in tables.items()
-        for step, each in table.items()
-    )
+    rows, on = list[Row](), "training prompts"
+    for name, table in tables.items():
+        for step, each in table.items():
+            rows += run_rows(name, "paper", step, each, "training_log_loss", scored_on=on)
+    return rows
 
 
 def varying_covariance(bench: Workbench, claims: Claims) -> list[Row]:

@@ -18,10 +18,10 @@ from lfom.core.problems import Quadratic
 from lfom.core.readers import Gradient
 from lfom.core.runs import PerRun, concatenate, joined, take
 from lfom.experiments.rows import Row, by_depth, score_rows, take_runs
-from lfom.experiments.workbench import CONTEXT, DEPTHS, PHASES, Workbench, kept
+from lfom.experiments.workbench import CONTEXT, DEPTHS, PHASES, Optimiser, Workbench, kept
 from lfom.limits.optimum import exact_optimum
 from lfom.methods.classical import conjugate_gradient
-from lfom.training import Adam, LeastSquares, Score, evaluate, fit
+from lfom.training import Adam, Fit, LeastSquares, Score, State, evaluate, fit
 from lfom.training.evaluation import evaluate_on
 
 SMALL, LARGE = (1, 10), (50, 100, 1000)  # sizes of the sets of `memformers`
@@ -62,7 +62,7 @@ def train_on_sets(
     training: str,
     label: str,
     depths: Sequence[int] = DEPTHS,
-    optimiser: Adam | LeastSquares | None = None,
+    optimiser: Optimiser | None = None,
     optimum: dict[int, Any] | None = None,
     prompts: int | None = None,
 ) -> OnSets:
@@ -76,13 +76,10 @@ def train_on_sets(
     runs, largest = bench.runs, max(sizes)
     bench.say(f"training on sets of {', '.join(map(str, sizes))} prompts ({training}, {label})")
     sets = training_sets(bench, data, sizes, label)
-    items = [take(sets, i) for i in range(runs * len(sizes))]
-    if optimiser is None:
-        optimiser = LeastSquares(hold_out=0, passes=(15, 1))
+    optimiser = optimiser or LeastSquares(hold_out=0, passes=(15, 1))
     if training != "converged":
         optimiser = Adam(steps=bench.preset.adam_steps, batch=largest)
-    phases = PHASES.get(training)
-    found = fit(model, items, key=bench.key, depths=depths, train=phases, optimiser=optimiser, start="model")
+    found = fit_on_sets(bench, model, sets, optimiser, depths, PHASES.get(training))
     methods: dict[str, Any] = {"ours": {depth: found.per_run(depth) for depth in depths}}
     methods["CGD"] = conjugate_gradient(max(depths))
     if optimum:
@@ -109,6 +106,22 @@ def asked(data: Any, keys: Any, count: int) -> Quadratic:
     """Prompts with one sampled query; runs lead, prompts are last."""
     draw = lambda one, key: Quadratic.of(one.prompts(key, count))  # noqa: E731
     return jax.vmap(draw)(data.stacked, keys)
+
+
+def fit_on_sets(
+    bench: Workbench,
+    model: Any,
+    sets: Quadratic,
+    optimiser: Optimiser,
+    depths: Sequence[int] = DEPTHS,
+    train: Any = None,
+    vectors: np.ndarray | None = None,
+) -> Fit:
+    """`model` fitted to one set for each run, from the model as it is, or from the numbers (runs, depths, all) given."""
+    items = [take(sets, run) for run in range(len(sets.moment))]
+    begun = None if vectors is None else State(0, 0, 0, vectors)
+    options: dict[str, Any] = {"train": train, "optimiser": optimiser, "start": "model", "resume": begun}
+    return fit(model, items, key=bench.key, depths=depths, **options)
 
 
 def training_sets(bench: Workbench, data: PerRun, sizes: Sequence[int], label: str) -> Quadratic:

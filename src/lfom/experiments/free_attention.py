@@ -7,9 +7,9 @@ import numpy as np
 
 from lfom.core.runs import PerRun
 from lfom.experiments.experiment import Experiment
-from lfom.experiments.gdpp import NEUMANN, optimum_methods
+from lfom.experiments.gdpp import NEUMANN, from_a_number, optimum_methods
 from lfom.experiments.rows import by_depth, curve_rows, run_rows
-from lfom.experiments.statistics import Claims, Finding, compare, difference, distance_to_identity
+from lfom.experiments.statistics import Claims, Finding, compare, difference, each_run, listed, share
 from lfom.experiments.workbench import Outcome, Workbench, kept
 from lfom.methods.memformer import memformer
 from lfom.training import Adam, Fit, LeastSquares, fit
@@ -64,46 +64,42 @@ class FreeAttention(Experiment):
             f"paired difference to the optimum of GD++ at most {ALLOWED[1]} and {ALLOWED[2]} at depths 1 and 2 in every "
             f"run, {BEST_OF} in the best run at depth 3",
             [*(bool((above[d] <= ALLOWED[d]).all()) for d in (1, 2)), bool(above[3].min() <= BEST_OF)],
-            _runs(above),
+            each_run(above),
         )
         claims.test(
             "free-attention-beyond-gdpp",
             "Ours: without constraints linear attention goes beyond the best GD++.",
             "paired difference to the optimum of GD++ below -0.05 in the best run of some depth",
             any(above[d].min() < -0.05 for d in depths),
-            _runs(above),
+            each_run(above),
         )
-        found_form, words = [], []
+        found_form, words = [], {}
         for depth in depths:
             P, Q = distances(fits[FREE][depth], data, depth)
             rows += run_rows("P to diag(b I, c)", "converged", depth, P, "distance")
             rows += run_rows("Q to -diag(a S^-1, 0)", "converged", depth, Q, "distance")
             at_best = above[depth] <= ALLOWED.get(depth, BEST_OF)
             found_form += [bool(max(p, q) < FORM) for p, q in zip(P[at_best], Q[at_best], strict=True)]
-            words.append(f"L={depth}: P {np.round(P, 3).tolist()}, Q {np.round(Q, 3).tolist()}")
+            words[depth] = f"P {np.round(P, 3).tolist()}, Q {np.round(Q, 3).tolist()}"
         claims.test(
             "free-attention-finds-the-form",
             "Training finds P = diag(b I, c) and Q = -diag(a S^-1, 0) (equation params_Thm3).",
             f"in whitened coordinates P and Q of every layer, as far as they are read, are within {FORM} of the form "
             "(Frobenius norm, relative), in every run that reaches the optimum of GD++",
             found_form or [False],
-            "; ".join(words),
+            listed(words, form="L={}: {}"),
         )
-        claims.add(
-            "gdpp-b-neumann-converged", f"{NEUMANN[:-1]}, at convergence.", _neumann(fits[FREE], data), "3.3"
-        )
-        with_bank, bank_best = found[BANK, "converged"], found[BEST[BANK], "none"]
+        text = f"{NEUMANN[:-1]}, at convergence."
+        claims.add("gdpp-b-neumann-converged", text, _neumann(fits[FREE], data), "3.3")
+        with_bank, best = found[BANK, "converged"], found[BEST[BANK], "none"]
+        above = {d: difference(with_bank[d], best[d]) for d in depths}
         claims.test(
             "free-attention-bank",
             "Ours: with a bank it is as good as the best GD++ with a bank of numbers.",
             f"paired difference to that optimum at most {ALLOWED[2]} at depth 2 in every run, {BEST_OF} in the best at "
             "depth 3",
-            [
-                bool((difference(with_bank[2], bank_best[2]) <= ALLOWED[2]).all()),
-                bool(difference(with_bank[3], bank_best[3]).min() <= BEST_OF),
-            ],
-            f"{_runs({d: difference(with_bank[d], bank_best[d]) for d in depths})}; "
-            f"against no bank {compare(with_bank, ours)}",
+            [bool((above[2] <= ALLOWED[2]).all()), bool(above[3].min() <= BEST_OF)],
+            f"{each_run(above)}; against no bank {compare(with_bank, ours)}",
         )
         main = [f"{FREE}|converged", f"{BANK}|converged", *(f"{one}|none" for one in BEST.values())]
         return Outcome(rows, claims, main)
@@ -142,7 +138,7 @@ def distances(fitted: Fit, data: PerRun, depth: int) -> tuple[np.ndarray, np.nda
         white = np.block([[root.T, np.zeros((len(root), 1))], [np.zeros((1, len(root))), 1]])  # Z = white Z_w
         P_w = [np.linalg.inv(white) @ np.asarray(P) @ white for P in reader.P[:depth]]
         Q_w = [white.T @ np.asarray(Q) @ white for Q in reader.Q[:depth]]
-        P_far.append(max([*(_to_blocks(P) for P in P_w[:-1]), _to_last(P_w[-1][-1])]))
+        P_far.append(max([*(_to_blocks(P) for P in P_w[:-1]), share(P_w[-1][-1, :-1], P_w[-1][-1])]))
         if depth == 1:
             Q_w[0][:, -1] = 0
         Q_far.append(max(_to_blocks(Q, corner=0.0) for Q in Q_w))
@@ -156,8 +152,7 @@ def _neumann(fits: dict[int, Fit], data: PerRun) -> Finding:
         for run in range(fits[depth].runs):
             root = np.asarray(data[run].root)
             read = np.asarray(fits[depth].model(run).reader.P)[: depth - 1]  # the last layer's is never read
-            for P in read:
-                found.append(distance_to_identity(np.linalg.inv(root).T @ P[:-1, :-1] @ root.T))
+            found += [from_a_number(P[:-1, :-1], root) for P in read]
     median, most = np.median(found), max(found)
     return Finding(
         "B of linear attention with any P and Q, two and three layers, is a multiple of the identity in whitened "
@@ -174,12 +169,4 @@ def _to_blocks(matrix: np.ndarray, corner: float | None = None) -> float:
     d = len(matrix) - 1
     form[:d, :d] = np.trace(matrix[:d, :d]) / d * np.eye(d)
     form[d, d] = matrix[d, d] if corner is None else corner
-    return float(np.linalg.norm(matrix - form)) / max(float(np.linalg.norm(matrix)), 1e-300)
-
-
-def _to_last(row: np.ndarray) -> float:
-    return float(np.linalg.norm(row[:-1])) / max(float(np.linalg.norm(row)), 1e-300)
-
-
-def _runs(by_depth: dict[int, np.ndarray]) -> str:
-    return "; ".join(f"L={d}: {', '.join(f'{v:+.3f}' for v in own)}" for d, own in by_depth.items())
+    return share(matrix - form, matrix)

@@ -1,7 +1,6 @@
 """Attention with a kernel, on labels that are values of a random function: gradient descent on functions, with memory."""
 
 import itertools
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -15,8 +14,8 @@ from lfom.core.preconditioners import Scaled
 from lfom.core.readers import LabelAttention
 from lfom.core.runs import PerRun
 from lfom.experiments.experiment import Experiment
-from lfom.experiments.rows import by_depth, score_rows
-from lfom.experiments.statistics import Claims
+from lfom.experiments.rows import Row, by_depth, score_rows
+from lfom.experiments.statistics import Claims, Depths, listed
 from lfom.experiments.workbench import Outcome, Workbench, kept
 from lfom.limits.optimum import Optimum, sampled_optima
 from lfom.limits.posterior import PosteriorMean
@@ -24,7 +23,6 @@ from lfom.methods.memformer import memformer
 from lfom.prompts.functions import GaussianProcess
 from lfom.prompts.prompt import Prompt
 from lfom.prompts.run import run
-from lfom.report.results import Row
 from lfom.training import Adam, Fit, LeastSquares, Score, fit
 
 D, CONTEXT = 5, 14  # of the published setting
@@ -38,16 +36,12 @@ KERNELS: dict[str, Kernel] = {
 }
 FORMS = ("ReLU", "softmax")  # weights that are no kernel
 MEMORIES = ("none", "register", "bank")
-LABELS = {
-    "quick": ("exponential", "arc-cosine"),
-    "full": tuple(KERNELS),
-}  # whose functions labels are, by preset
+# Whose functions labels are, by preset.
+LABELS = {"quick": ("exponential", "arc-cosine"), "full": tuple(KERNELS)}
 PROMPTS = {"quick": 20_000, "full": 1_000_000}
 STEPS = {"quick": 300, "full": 4_000}  # of Adam on tokens
-TRAINED_ON = {
-    "quick": 20_000,
-    "full": 400_000,
-}  # prompts of one set, fitted as a whole: it has thousands for every number
+# Prompts of one set, fitted as a whole: it has thousands for every number.
+TRAINED_ON = {"quick": 20_000, "full": 400_000}
 HELPS = 0.02
 EXACT = 2_000  # prompts in float64, n layers
 
@@ -69,9 +63,7 @@ class FunctionalGradient(Experiment):
 
     def run(self, bench: Workbench) -> Outcome:
         labels = LABELS[bench.preset.name]
-        kernels: list[tuple[Any, ...]] = [
-            (trained, bench, at, reader, "bank") for at in labels for reader in KERNELS
-        ]
+        kernels: list[Any] = [(trained, bench, at, reader, "bank") for at in labels for reader in KERNELS]
         kernels += [(trained, bench, at, at, memory) for at in labels for memory in MEMORIES[:2]]
         others: list[tuple[Any, ...]] = [(weighted, bench, form) for form in FORMS]
         others += [(adam, bench, at, memory) for at in _by_adam(bench) for memory in MEMORIES]
@@ -79,24 +71,31 @@ class FunctionalGradient(Experiment):
         # Kernels share their programs: one is trained while others compile, the rest when these are there.
         bench.side_by_side([kernels[0], *others, *kernels[1:]])
         found = {at: self._scores(bench, at) for at in labels}
-        return Outcome(_rows(found), _claims(bench, found), _main(labels))
+        rows = list[Row]()
+        for at, own in found.items():
+            for (curve, training), scores in own.items():
+                rows += score_rows(curve, training, scores, measure=at)
+        main = ["Bayes|none", "conjugate register|none", "sampled optimum|none", "matching kernel|converged"]
+        main += [f"{curve}|converged" for curve in (*(f"{name} kernel" for name in KERNELS), *FORMS)]
+        main += ["matching kernel|paper", "matching kernel, bank|paper"]
+        return Outcome(rows, _claims(bench, found), main)
 
     @staticmethod
-    def _scores(bench: Workbench, at: str) -> dict[Any, dict[int, Score]]:
+    def _scores(bench: Workbench, at: str) -> dict[Any, Depths]:
         """By (curve, training) and depth."""
-        methods: dict[Any, Any] = {}
+        fits: dict[Any, tuple[Fit, int]] = {}  # and the run in each
         for memory in MEMORIES:
-            own = trained(bench, at, at, memory)
-            methods[_named(at, at, memory), "converged"] = {d: own.model(0, d) for d in DEPTHS}
+            fits[_named(at, at, memory), "converged"] = trained(bench, at, at, memory), 0
             if at in _by_adam(bench):
-                own = adam(bench, at, memory)
-                methods[_named(at, at, memory), "paper"] = {d: own.model(0, d) for d in DEPTHS}
+                fits[_named(at, at, memory), "paper"] = adam(bench, at, memory), 0
         for reader in (name for name in KERNELS if name != at):
-            other = trained(bench, at, reader, "bank")  # any polynomial, so that it is at its optimum
-            methods[_named(at, reader), "converged"] = {d: other.model(0, d) for d in DEPTHS}
+            # any polynomial, so that it is at its optimum
+            fits[_named(at, reader), "converged"] = trained(bench, at, reader, "bank"), 0
         for form in FORMS:
-            other, run_of = weighted(bench, form), LABELS[bench.preset.name].index(at)
-            methods[form, "converged"] = {d: other.model(run_of, d) for d in DEPTHS}
+            fits[form, "converged"] = weighted(bench, form), LABELS[bench.preset.name].index(at)
+        methods: dict[Any, Any] = {
+            pair: {d: own.model(run_of, d) for d in DEPTHS} for pair, (own, run_of) in fits.items()
+        }
         key = bench.stream("functional", "conjugate")
         register = memformer(D, max(DEPTHS), reader=KERNELS[at], memory="conjugate", key=key)
         methods["conjugate register", "none"] = {d: register.truncated(d) for d in DEPTHS}
@@ -119,13 +118,8 @@ def trained(bench: Workbench, at: str, reader: str, memory: str) -> Fit:
     bench.say(f"training attention with the {reader} kernel, {memory}, on {at} labels")
     key = bench.stream("functional", at, reader, memory)
     model = memformer(D, max(DEPTHS), reader=KERNELS[reader], memory=memory, key=key)
-    return fit(
-        model,
-        drawn(bench, at),
-        key=key,
-        optimiser=LeastSquares(passes=(30, 2), gain=1e-4, hold_out=0.0),
-        depths=DEPTHS,
-    )
+    squares = LeastSquares(passes=(30, 2), gain=1e-4, hold_out=0.0)
+    return fit(model, drawn(bench, at), key=key, optimiser=squares, depths=DEPTHS)
 
 
 @kept
@@ -171,27 +165,7 @@ def _named(at: str, reader: str, memory: str = "none") -> str:
     return kernel if memory == "none" else f"{kernel}, {memory}"
 
 
-Scores = dict[Any, dict[int, Score]]
-
-
-def _rows(found: dict[str, Scores]) -> list[Row]:
-    rows = []
-    for at, curves in found.items():
-        for (curve, training), scores in curves.items():
-            rows += [replace(row, measure=at) for row in score_rows(curve, training, scores)]
-    return rows
-
-
-def _main(labels: tuple[str, ...]) -> list[str]:
-    others = [f"{name} kernel|converged" for name in KERNELS]
-    own = ["Bayes|none", "conjugate register|none", "sampled optimum|none", "matching kernel|converged"]
-    return [
-        *own,
-        *others,
-        *(f"{form}|converged" for form in FORMS),
-        "matching kernel|paper",
-        "matching kernel, bank|paper",
-    ]
+Scores = dict[Any, Depths]
 
 
 def _lower(ours: Score, theirs: Score, by: float = 0.0) -> bool:
@@ -200,63 +174,62 @@ def _lower(ours: Score, theirs: Score, by: float = 0.0) -> bool:
     return mean + 2 * error < -by
 
 
-def _told(ours: dict[int, Score], theirs: dict[int, Score]) -> str:
+def _told(pair: tuple[Depths, Depths]) -> str:
+    ours, theirs = pair
     pairs = {d: ours[d].minus(theirs[d]) for d in ours}
-    return ", ".join(f"L={d} {mean:+.4f} ± {error:.4f}" for d, (mean, error) in pairs.items())
+    return listed(pairs, lambda each: f"{each[0]:+.4f} ± {each[1]:.4f}", "L={} {}", ", ")
 
 
 def _claims(bench: Workbench, found: dict[str, Scores]) -> Claims:
     claims = Claims("ours")
     matching = {at: own["matching kernel", "converged"] for at, own in found.items()}
     rivals = {at: _rivals(at, own) for at, own in found.items()}
-    best = {at: {d: min(own, key=lambda r: own[r][d].log_loss) for d in DEPTHS} for at, own in rivals.items()}
+
+    def against_best(at: str) -> str:
+        words = {}
+        for d, ours in matching[at].items():
+            name, best = min(((n, own[d]) for n, own in rivals[at].items()), key=lambda one: one[1].log_loss)
+            words[d] = f"{ours.minus(best)[0]:+.3f} ({name})"
+        return listed(words, form="L={} {}", between=", ")
+
     claims.test(
         "functional-matching-is-best",
         "Attention with the kernel that labels come from is best.",
         "converged, its loss without memory is below that of every other kernel with a bank and of ReLU and softmax weights by "
         "two standard errors of the paired difference, at every depth",
         [
-            _lower(matching[at][d], own[d])
-            for at, all_ in rivals.items()
-            for own in all_.values()
+            _lower(ours[d], own[d])
+            for at, ours in matching.items()
+            for own in rivals[at].values()
             for d in DEPTHS
         ],
-        "; ".join(
-            f"{at}, against the best other: "
-            + ", ".join(
-                f"L={d} {matching[at][d].minus(rivals[at][best[at][d]][d])[0]:+.3f} ({best[at][d]})"
-                for d in DEPTHS
-            )
-            for at in found
-        ),
+        listed({at: against_best(at) for at in found}, form="{}, against the best other: {}"),
     )
     claims.test(
         "functional-deeper-is-better",
         "Every layer is a step of gradient descent on functions: deeper is better.",
         "the loss of the matching kernel falls with every depth by two standard errors of the paired difference",
         [_lower(own[b], own[a]) for own in matching.values() for a, b in itertools.pairwise(DEPTHS)],
-        "; ".join(
-            f"{at}: " + ", ".join(f"L={d} {own[d].log_loss:.3f}" for d in DEPTHS)
-            for at, own in matching.items()
-        ),
+        listed(matching, lambda own: listed(own, lambda one: f"{one.log_loss:.3f}", "L={} {}", ", ")),
     )
+    ends = {
+        f"{at}, {memory}": (own[_named(at, at, memory), "converged"], own["sampled optimum", "none"])
+        for at, own in found.items()
+        for memory in MEMORIES
+    }
     claims.measure(
         "functional-distance-to-optimum",
         "Ours: how far training ends from the optimum of its class.",
         "difference of log loss to the sampled optimum on the same prompts, per depth, with the matching kernel, without memory "
         "and with register and bank",
-        "; ".join(
-            f"{at}, {memory}: {_told(own[_named(at, at, memory), 'converged'], own['sampled optimum', 'none'])}"
-            for at, own in found.items()
-            for memory in MEMORIES
-        ),
+        listed(ends, _told),
     )
     for id, training, text in (
         ("equal-training", "paper", "at equal training (Adam, 1,000 steps)"),
         ("optimum", "converged", "at the optimum"),
     ):
         gains = {
-            (at, memory): (own[_named(at, at, memory), training], own["matching kernel", training])
+            f"{at}, {memory}": (own[_named(at, at, memory), training], own["matching kernel", training])
             for at, own in found.items()
             for memory in MEMORIES[1:]
             if ("matching kernel", training) in own
@@ -269,7 +242,7 @@ def _claims(bench: Workbench, found: dict[str, Scores]) -> Claims:
             f"register and bank are below no memory by more than {HELPS}, beyond two standard errors of the paired "
             "difference, at every depth from 3 on",
             [_lower(a[d], b[d], HELPS) for a, b in gains.values() for d in DEPTHS[1:]],
-            "; ".join(f"{at}, {memory}: {_told(*pair)}" for (at, memory), pair in gains.items()),
+            listed(gains, _told),
         )
     conjugate = {
         at: (own["conjugate register", "none"], own["sampled optimum", "none"]) for at, own in found.items()
@@ -280,7 +253,7 @@ def _claims(bench: Workbench, found: dict[str, Scores]) -> Claims:
         "the conjugate register is below the optimum of shared numbers by two standard errors of the paired difference, at "
         "every depth",
         [_lower(a[d], b[d]) for a, b in conjugate.values() for d in DEPTHS],
-        "; ".join(f"{at}: {_told(*pair)}" for at, pair in conjugate.items()),
+        listed(conjugate, _told),
     )
     errors = {at: exact(bench, at) for at in found}
     claims.test(
@@ -297,7 +270,7 @@ def _claims(bench: Workbench, found: dict[str, Scores]) -> Claims:
     return claims
 
 
-def _rivals(at: str, curves: Scores) -> dict[str, dict[int, Score]]:
+def _rivals(at: str, curves: Scores) -> dict[str, Depths]:
     """What is not the matching kernel."""
     names = [*(f"{name} kernel" for name in KERNELS if name != at), *FORMS]
     return {name: curves[name, "converged"] for name in names}

@@ -98,12 +98,11 @@ def adapted(bench: Workbench, curve: str) -> Adapted:
     def scores(named: dict[str, Any]) -> dict[str, Score]:
         return {n: floored(one) for n, one in evaluate(named, data, prompts=count, key=key).items()}
 
-    def own_scores(named: dict[str, Any]) -> dict[str, Score]:
-        return evaluate(named, components, prompts=count // 4, key=key)
-
     fresh = by_depth(methods, DEPTHS, scores)
     cgd = fresh.pop("CGD")
-    own = by_depth({curve: {d: trained.per_run(d) for d in DEPTHS}}, DEPTHS, own_scores)[curve]
+    alone = {curve: {d: trained.per_run(d) for d in DEPTHS}}
+    score = lambda named: evaluate(named, components, prompts=count // 4, key=key)  # noqa: E731
+    own = by_depth(alone, DEPTHS, score)[curve]
     return Adapted(
         fresh,
         {name: on_adaptation_prompts(one, prompts) for name, one in fits.items()},

@@ -55,5 +55,4 @@ class GatedMemformer(OnMixture):
             "docs/mathematics.md 2.12",
         )
         shared.five_claims(bench, CURVE, "memformer", claims)
-        main = (GATES, BOTH, LABEL_FREE, PER_PROMPT)
-        return shared.both_panels(bench, self.name, CURVE, claims, main, {})
+        return shared.both_panels(bench, self.name, CURVE, claims, (GATES, BOTH, LABEL_FREE, PER_PROMPT), {})

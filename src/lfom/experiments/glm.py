@@ -14,25 +14,19 @@ from lfom.core.links import LogisticLink
 from lfom.core.runs import PerRun
 from lfom.experiments.experiment import Experiment
 from lfom.experiments.rows import Curves, at_step, by_depth
-from lfom.experiments.statistics import Claims, below, compare, difference, near, under, written
-from lfom.experiments.workbench import DEPTHS, Outcome, Workbench, kept
+from lfom.experiments.statistics import Claims, below, compare, difference, listed, near, under, written
+from lfom.experiments.workbench import DEPTHS, Outcome, Workbench, kept, tuned_methods
 from lfom.methods.classical import gradient_descent, nesterov
 from lfom.methods.memformer import memformer
 from lfom.methods.newton import newton
-from lfom.prompts.generalised import (
-    LinkRegression,
-    LogisticRegression,
-    NormalLinkRegression,
-    PoissonRegression,
-)
+from lfom.prompts import generalised
 from lfom.report.results import Row
 from lfom.training import Score, evaluate
-from lfom.training.tuning import tune_each
 
 CONTEXT = 40
-KINDS: dict[str, Callable[..., LinkRegression]] = {
-    "logistic": LogisticRegression,
-    "Poisson": PoissonRegression,
+KINDS: dict[str, Callable[..., generalised.LinkRegression]] = {
+    "logistic": generalised.LogisticRegression,
+    "Poisson": generalised.PoissonRegression,
 }
 MODELS = {
     "Linear Transformer": "none",
@@ -70,7 +64,6 @@ class GeneralisedLinearModels(Experiment):
     trained = (
         "By least squares on the root of the deviance, A_l = a_l M; labels of the query are averaged out."
     )
-    x_label = "layers or steps"
     y_label = {
         "logistic_deviance": "deviance of classes",
         "accuracy": "accuracy",
@@ -83,9 +76,8 @@ class GeneralisedLinearModels(Experiment):
         bench.side_by_side([job for kind in KINDS for job in _jobs(bench, kind)])
         found = {kind: _curves(bench, kind, _data(bench, kind)) for kind in KINDS}
         classes = _data(bench, "logistic").each()
-        wrong = _curves(
-            bench, "logistic", PerRun([NormalLinkRegression(c.base, Misclassified()) for c in classes])
-        )
+        by_class = [generalised.NormalLinkRegression(one.base, Misclassified()) for one in classes]
+        wrong = _curves(bench, "logistic", PerRun(by_class))
         rows = [row for kind in KINDS for row in _rows(found[kind], f"{kind}_deviance")]
         rows += _rows(wrong, "accuracy", lambda error: 1 - error)
         return Outcome(rows, _claims(found, wrong), [f"{c}|{training}" for c, training in found["logistic"]])
@@ -98,11 +90,8 @@ def _data(bench: Workbench, kind: str) -> PerRun:
 
 
 def _jobs(bench: Workbench, kind: str) -> list[tuple[Any, ...]]:
-    return [
-        (_rivals, bench, kind),
-        (_fitted, bench, kind),
-        *((_trained, bench, kind, curve) for curve in _models(bench)),
-    ]
+    models = [(_trained, bench, kind, curve) for curve in _models(bench)]
+    return [(_rivals, bench, kind), (_fitted, bench, kind), *models]
 
 
 def _models(bench: Workbench) -> list[str]:
@@ -119,15 +108,11 @@ def _trained(bench: Workbench, kind: str, curve: str) -> Any:
 @kept
 def _rivals(bench: Workbench, kind: str) -> dict[str, Any]:
     """Step sizes found on other prompts, of the first run: the others are the same but for a rotation."""
-    data, key = _data(bench, kind), bench.stream("glm tune", kind)
+    key = bench.stream("glm tune", kind)
     bench.say(f"tuning rivals ({kind})")
-    sample = _sample(data[0], key)
-    found: dict[str, Any] = {}
-    ways: tuple[tuple[str, Any, int], ...] = (("GD, tuned", gradient_descent, 1), ("NAG, tuned", nesterov, 2))
-    for name, build, numbers in ways:
-        tuned = tune_each(build, sample, steps=DEPTHS, parameters=numbers)
-        found[name] = {depth: build(*tuned[depth].parameters, DEEPEST).truncated(depth) for depth in DEPTHS}
-    return found
+    sample = _sample(_data(bench, kind)[0], key)
+    ways: Any = {"GD, tuned": (gradient_descent, 1), "NAG, tuned": (nesterov, 2)}
+    return {name: tuned_methods(build, many, sample, DEPTHS) for name, (build, many) in ways.items()}
 
 
 @kept
@@ -144,7 +129,7 @@ def _fitted(bench: Workbench, kind: str) -> dict[str, PerRun]:
 
 
 @jit_draws
-def _sample(data: LinkRegression, key: Array) -> Any:
+def _sample(data: generalised.LinkRegression, key: Array) -> Any:
     return data.problems(key, TUNED_ON, "iterates")
 
 
@@ -164,20 +149,12 @@ def _curves(bench: Workbench, kind: str, data: PerRun) -> Curves:
 
 
 def _rows(found: Curves, measure: str, of: Callable[[float], float] = lambda value: value) -> list[Row]:
-    return [
-        Row(
-            *pair,
-            depth,
-            of(float(score.mean[run, -1])),
-            run,
-            measure,
-            float(score.stderr[run, -1]),
-            score.prompts,
-        )
-        for pair, scores in found.items()
-        for depth, score in scores.items()
-        for run in range(len(score.mean))
-    ]
+    rows = []
+    for pair, scores in found.items():
+        for depth, score in scores.items():
+            for run, (mean, stderr) in enumerate(zip(score.mean[:, -1], score.stderr[:, -1], strict=True)):
+                rows.append(Row(*pair, depth, of(float(mean)), run, measure, float(stderr), score.prompts))
+    return rows
 
 
 def _claims(found: dict[str, Curves], wrong: Curves) -> Claims:
@@ -188,20 +165,18 @@ def _claims(found: dict[str, Curves], wrong: Curves) -> Claims:
         """Deviance after the last layer, by run."""
         return at[kind][curve][DEEPEST].mean[:, -1]
 
-    halved = {
-        kind: end(kind, "Memformer") - end(kind, FITTED) - (end(kind, "GD, tuned") - end(kind, FITTED)) / 2
-        for kind in at
-    }
+    def above(kind: str, curve: str) -> np.ndarray:
+        return end(kind, curve) - end(kind, FITTED)
+
     claims.test(
         "glm-half-way",
         "Ours: a Memformer of 4 layers is at most half as far from the fitted model's deviance as gradient descent tuned "
         "for 4 steps.",
         "its deviance minus the fitted model's is below half of gradient descent's by two standard errors over runs",
-        [under(values) for values in halved.values()],
+        [under(above(kind, "Memformer") - above(kind, "GD, tuned") / 2) for kind in at],
         "; ".join(
-            f"{kind}: Memformer {written(end(kind, 'Memformer') - end(kind, FITTED), '+.4f')}, gradient descent "
-            f"{written(end(kind, 'GD, tuned') - end(kind, FITTED), '+.4f')} from "
-            f"{written(end(kind, FITTED), '.4f')}"
+            f"{kind}: Memformer {written(above(kind, 'Memformer'), '+.4f')}, gradient descent "
+            f"{written(above(kind, 'GD, tuned'), '+.4f')} from {written(end(kind, FITTED), '.4f')}"
             for kind in at
         ),
     )
@@ -220,41 +195,25 @@ def _claims(found: dict[str, Curves], wrong: Curves) -> Claims:
         "Ours: 4 layers are as good as the fitted model whose ridge knows the covariance.",
         f"log of the deviance at most {NEAR} above it on average",
         [near(own["Memformer"][DEEPEST], own[KNOWN][DEEPEST], NEAR) for own in at.values()],
-        "; ".join(
-            f"{kind}: {written(difference(own['Memformer'][DEEPEST], own[KNOWN][DEEPEST]))}"
-            for kind, own in at.items()
-        ),
+        listed(at, lambda own: written(difference(own["Memformer"][DEEPEST], own[KNOWN][DEEPEST]))),
     )
     trained = [curve for curve in MODELS if curve in at["logistic"]]
     for curve in trained[1:]:
+        against_none = {kind: (own[curve], own["Linear Transformer"]) for kind, own in at.items()}
         claims.test(
             f"glm-memory-helps-{MODELS[curve]}",
             f"Ours: memory helps where labels follow through a link ({MODELS[curve]}).",
             "difference of the log of the deviance to the Linear Transformer below 0 by two standard errors, depths 2 to 4",
-            [
-                below(own[curve][depth], own["Linear Transformer"][depth])
-                for own in at.values()
-                for depth in DEPTHS[1:]
-            ],
-            "; ".join(
-                f"{kind}: {compare(own[curve], own['Linear Transformer'])}" for kind, own in at.items()
-            ),
+            [below(ours[d], theirs[d]) for ours, theirs in against_none.values() for d in DEPTHS[1:]],
+            listed(against_none, lambda pair: compare(*pair)),
         )
+    by_depth = {f"{kind}, {curve}": own[curve] for kind, own in at.items() for curve in trained}
     claims.test(
         "glm-deeper-is-better",
         "Ours: every layer lowers the deviance.",
         "the deviance of each depth is below that of the depth before by two standard errors, for all trained models",
-        [
-            below(own[curve][b], own[curve][a])
-            for own in at.values()
-            for curve in trained
-            for a, b in itertools.pairwise(DEPTHS)
-        ],
-        "; ".join(
-            f"{kind}, {curve}: {', '.join(f'{own[curve][d].mean[:, -1].mean():.4f}' for d in DEPTHS)}"
-            for kind, own in at.items()
-            for curve in trained
-        ),
+        [below(own[b], own[a]) for own in by_depth.values() for a, b in itertools.pairwise(DEPTHS)],
+        listed(by_depth, lambda own: ", ".join(f"{own[d].mean[:, -1].mean():.4f}" for d in DEPTHS)),
     )
     errors = {curve: wrong[pair][DEEPEST].mean[:, -1] for pair in wrong for curve in pair[:1]}
     claims.test(
@@ -262,6 +221,6 @@ def _claims(found: dict[str, Curves], wrong: Curves) -> Claims:
         "Ours: a Memformer of 4 layers classifies better than gradient descent tuned for 4 steps and than the fitted model.",
         "share of wrong classes below each of theirs by two standard errors",
         [under(errors["Memformer"] - errors[curve]) for curve in ("GD, tuned", FITTED)],
-        "; ".join(f"{curve} {written(1 - values, '.4f')}" for curve, values in errors.items()),
+        listed(errors, lambda values: written(1 - values, ".4f"), "{} {}"),
     )
     return claims

@@ -11,7 +11,7 @@ import numpy as np
 from lfom.core.methods import Method
 from lfom.experiments.experiment import Experiment
 from lfom.experiments.rows import run_rows
-from lfom.experiments.statistics import Claims, under, written
+from lfom.experiments.statistics import Claims, listed, under, written
 from lfom.experiments.workbench import Outcome, Workbench, kept
 from lfom.families.digits import DIGITS
 from lfom.limits.worst_case import on_quadratics, points, worst_case
@@ -104,10 +104,9 @@ class Guarantee(Experiment):
         worst = {at: np.asarray([one[at][1] for one in runs]) for at in logs}
         bounds = sorted(bound for curve, bound in logs if curve == LEARNED)
         rows = []
-        for curve, at in logs:
-            values, training = logs[curve, at], "converged" if curve in (LEARNED, FREE) else "none"
-            places = (1.0, bounds[-1]) if curve == FREE else (at,)
-            for x in places:
+        for (curve, at), values in logs.items():
+            training = "converged" if curve in (LEARNED, FREE) else "none"
+            for x in (1.0, bounds[-1]) if curve == FREE else (at,):
                 rows += run_rows(curve, training, x, values, "log_loss", prompts=prompts)
         claims = Claims(self.section)
         over = [float(np.max(worst[LEARNED, bound] / bound)) for bound in bounds]
@@ -126,17 +125,15 @@ class Guarantee(Experiment):
             under(first),
             written(first),
         )
-        gains = {
-            name: logs[LEARNED, promises()[curve]] - logs[curve, promises()[curve]]
-            for curve, name in SAME.items()
-        }
+        same = {name: (curve, promises()[curve]) for curve, name in SAME.items()}
+        gains = {name: logs[LEARNED, bound] - logs[curve, bound] for name, (curve, bound) in same.items()}
         claims.test(
             "guarantee-same-promise",
             "Ours: a learned method that promises what gradient descent or the fast gradient method promises is better on "
             "its problems.",
             "paired difference of the log mean loss below 0 by two standard errors, for both",
             [under(gain) for gain in gains.values()],
-            "; ".join(f"{name}: {written(gain)}" for name, gain in gains.items()),
+            listed(gains, written),
         )
         falls = [logs[LEARNED, b] - logs[LEARNED, a] for a, b in itertools.pairwise(bounds)]
         claims.test(
@@ -146,16 +143,14 @@ class Guarantee(Experiment):
             [under(fall) for fall in falls],
             "; ".join(f"{bound:.4g}: {written(logs[LEARNED, bound])}" for bound in bounds),
         )
+        free, loosest = logs[FREE, NOTHING], logs[LEARNED, bounds[-1]]
         claims.test(
             "guarantee-none-without-bound",
             "Ours: without a bound the lowest average loss comes with no promise worth the name.",
             f"the loss is below that of every bound by two standard errors, and some quadratic of the class is {NOTHING:g} "
             "times worse than OGM's worst case, in every run",
-            (
-                under(logs[FREE, NOTHING] - logs[LEARNED, bounds[-1]]),
-                bool((worst[FREE, NOTHING] > NOTHING).all()),
-            ),
-            f"loss {written(logs[FREE, NOTHING])} against {written(logs[LEARNED, bounds[-1]])}; on quadratics at least "
+            (under(free - loosest), bool((worst[FREE, NOTHING] > NOTHING).all())),
+            f"loss {written(free)} against {written(loosest)}; on quadratics at least "
             f"{worst[FREE, NOTHING].min():.2g} times OGM's worst case",
         )
         return Outcome(rows, claims)

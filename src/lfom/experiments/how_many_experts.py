@@ -17,7 +17,7 @@ from lfom.experiments import shifted
 from lfom.experiments.experiment import Experiment
 from lfom.experiments.rows import Row, run_rows
 from lfom.experiments.shifted import DEPTH, HIGHEST, LOWEST
-from lfom.experiments.statistics import Claims, under, written
+from lfom.experiments.statistics import Claims, listed, under, written
 from lfom.experiments.workbench import CONTEXT, Outcome, Workbench, keys
 from lfom.methods.classical import conjugate_gradient
 from lfom.prompts.distributions import LinearRegression
@@ -27,6 +27,7 @@ from lfom.training import PerRun, evaluate
 LOSS, COST = "relative_log_loss", "products"
 NUMBERS = (1, 2, 3, 5, 8)
 GATES, BEST = "gates, per prompt", "best expert per prompt"
+ADAPTED = {GATES: STEPS, BEST: 0}  # steps of the gates
 SINGLE = {"union": 2, "normalised": 2, "conjugate register": 2, "CGD": 1}  # products per layer
 
 
@@ -77,8 +78,7 @@ class HowManyExperts(Experiment):
         scores = {n: shifted.relative(s) for n, s in evaluate(methods, data, prompts=count, key=key).items()}
         best = best_experts(bench, data, jax.random.split(bench.stream("best expert"), bench.runs), count)
         table = {number: {BEST: best[number], GATES: scores.pop(f"{GATES}|{number}")} for number in NUMBERS}
-        costs = {GATES: STEPS, BEST: 0}
-        points = [(n, k, v, products(k, costs[n])) for k in NUMBERS for n, v in table[k].items()]
+        points = [(n, k, v, products(k, ADAPTED[n])) for k in NUMBERS for n, v in table[k].items()]
         points += [(n, 1, v, DEPTH * SINGLE[n]) for n, v in scores.items()]
         rows = []
         for name, number, values, cost in points:
@@ -140,16 +140,16 @@ def union_optimum(key: jax.Array, prompts: int = 20_000) -> float:
 def claims(table: dict[int, dict[str, np.ndarray]], scores: dict[str, np.ndarray], optimum: float) -> Claims:
     made, most = Claims("4.2"), max(NUMBERS)
     for name, short in ((GATES, "gates"), (BEST, "best")):
-        steps = STEPS if name == GATES else 0
+        steps = ADAPTED[name]
         pays = {k: under(table[m][name] - table[k][name], 0.1) for k, m in itertools.pairwise(NUMBERS)}
         costs = {k: f"{written(table[k][name], '+.2f')} at {products(k, steps)} products" for k in NUMBERS}
+        enough = next((k for k, more in pays.items() if not more), most)
         made.test(
             f"more-experts-pay-{short}",
             f"Ours: every further step from 1 to 2, 3, 5 and 8 experts pays ({name}).",
             "relative log loss lower by more than 0.1, beyond two standard errors over runs, than with the number before",
             pays.values(),
-            f"by experts {'; '.join(f'{k}: {cost}' for k, cost in costs.items())}; pays up to "
-            f"{next((k for k, more in pays.items() if not more), most)}",
+            f"by experts {listed(costs)}; pays up to {enough}",
         )
     eight, lines = table[most][GATES], {n: written(v, "+.2f") for n, v in scores.items()}
     others = "; ".join(f"{n}: {line} at {DEPTH * SINGLE[n]} products" for n, line in lines.items())

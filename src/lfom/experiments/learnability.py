@@ -5,7 +5,7 @@ import numpy as np
 from lfom.experiments.experiment import Experiment
 from lfom.experiments.fixed_batches import ISOTROPIC, both_rows, learned_lfom
 from lfom.experiments.rows import run_rows, score_rows
-from lfom.experiments.statistics import Claims, mean_error, under, written
+from lfom.experiments.statistics import Claims, listed, mean_error, under, written
 from lfom.experiments.workbench import Outcome, Workbench
 
 DEPTH = 3
@@ -52,10 +52,10 @@ class Learnability(Experiment):
         enough = [i for i, size in enumerate(sizes) if size >= 100]  # three times the parameters and more
         many = [sizes[i] for i in enough]
         gap_rate, excess_rate = slopes(many, gaps[enough]), slopes(many, excess[enough])
-        listed, listed_excess = (
-            "; ".join(f"N={size}: {written(line, '.4f')}" for size, line in zip(sizes, table, strict=True))
-            for table in (gaps, excess)
-        )
+
+        def by_size(table: np.ndarray) -> str:
+            return listed(dict(zip(sizes, table, strict=True)), lambda line: written(line, ".4f"), "N={}: {}")
+
         smallest = float(best[sizes[-1]].mean[:, -1].mean())
         last, error = mean_error(excess[-1])
         claims = Claims("5")
@@ -65,7 +65,7 @@ class Learnability(Experiment):
             "at 100,000 prompts the mean size of the gap over runs is below 2 % of the optimum's loss, and it "
             "falls with a slope below 0 by two standard errors",
             (np.abs(gaps[-1]).mean() < 0.02 * smallest, under(gap_rate)),
-            f"{listed}; slope of log gap for N >= 100: {written(gap_rate, '.4f')}",
+            f"{by_size(gaps)}; slope of log gap for N >= 100: {written(gap_rate, '.4f')}",
         )
         claims.test(
             "learned-lfom-excess-rate",
@@ -74,6 +74,6 @@ class Learnability(Experiment):
             "slope of log excess loss against log N, N >= 100, below -0.75 by two standard errors, and excess "
             "at 100,000 prompts below 1 % of the optimum's loss",
             (under(excess_rate, 0.75), last + 2 * error < 0.01 * smallest),
-            f"slope {written(excess_rate, '.4f')}; excess {listed_excess}",
+            f"slope {written(excess_rate, '.4f')}; excess {by_size(excess)}",
         )
         return Outcome(rows, claims, ["learned LFOM|converged", "exact optimum|none"])

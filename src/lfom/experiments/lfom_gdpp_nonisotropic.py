@@ -5,18 +5,9 @@ import numpy as np
 from lfom.core.parameters import at_layer
 from lfom.core.runs import PerRun
 from lfom.experiments.experiment import Experiment
-from lfom.experiments.gdpp import NEUMANN, optimum_methods
+from lfom.experiments.gdpp import NEUMANN, from_a_number, optimum_methods
 from lfom.experiments.rows import Curves, by_depth, curve_rows
-from lfom.experiments.statistics import (
-    Claims,
-    Finding,
-    compare,
-    difference,
-    distance_to_identity,
-    lower,
-    slug,
-    values,
-)
+from lfom.experiments.statistics import Claims, Finding, compare, difference, each_run, lower, slug, values
 from lfom.experiments.workbench import A_THEN_GAMMA, DEPTHS, WITH_PHASES, Outcome, Workbench, keys
 
 PAIRS = "Memformer, pairs"
@@ -93,22 +84,17 @@ class RewrittenCovariates(Experiment):
         for curve, name in (("Memformer", "gdpp-memory-helps"), (PAIRS, "gdpp-pairs-help")):
             ours = found[curve, "converged"]
             rule = "difference of log loss to the Linear Transformer with B below -0.1 by two standard errors, depths 2 to 4"
-            claims.add(
-                name,
-                f"Memory improves GD++ at convergence ({curve}).",
-                lower(
-                    ours, plain, 0.1, (2, 3, 4), rule=rule, evidence=f"{compare(ours, plain)}; {values(ours)}"
-                ),
-            )
+            evidence = f"{compare(ours, plain)}; {values(ours)}"
+            found_lower = lower(ours, plain, 0.1, (2, 3, 4), rule=rule, evidence=evidence)
+            claims.add(name, f"Memory improves GD++ at convergence ({curve}).", found_lower)
         for curve, depths in HAS_OPTIMUM.items():
             best = found[f"{curve}, optimum", "none"]
             above = {d: difference(found[curve, "converged"][d], best[d]) for d in depths}
-            told = "; ".join(f"L={d}: {', '.join(f'{v:+.3f}' for v in own)}" for d, own in above.items())
             claims.measure(
                 f"gdpp-distance-to-optimum-{'pairs' if curve == PAIRS else 'plain'}",
                 f"Ours: how far the trained GD++ ends from the optimum of its class ({curve}).",
                 "difference of log loss on the same fresh prompts, per depth and run",
-                f"{told}; optimum {values(best)}",
+                f"{each_run(above)}; optimum {values(best)}",
                 "docs/mathematics.md 5",
             )
 
@@ -123,7 +109,7 @@ def _neumann(bench: Workbench, data: PerRun) -> Finding:
         model = fit.model(run, 4)
         for layer in range(3):  # the last layer's B is never read
             B = np.asarray(at_layer(model.reader.B, layer).matrix(5))
-            found.append(distance_to_identity(np.linalg.inv(root).T @ B @ root.T))
+            found.append(from_a_number(B, root))
     mean, most = np.mean(found), max(found)
     return Finding(
         "full B_l trained by Adam is a multiple of the identity in whitened coordinates, so that a layer "

@@ -49,17 +49,14 @@ def compared(
     if A_THEN_GAMMA in bench.trainings:
         ours, together = found[FROM_ZERO, A_THEN_GAMMA], found[FROM_ZERO, "paper"]
         plain, steps = found["Linear Transformer", "paper"], bench.preset.adam_steps
+        evidence = (
+            f"{steps:,} Adam steps on A and {steps:,} on Gamma, minus {steps:,} on both: {compare(ours, together)}; "
+            f"minus the Linear Transformer, A alone: {compare(ours, plain)}"
+        )
         claims.add(
             "first-a-then-gamma-is-better",
             "Training A first and then Gamma (Appendix D) ends lower than training both together.",
-            lower(
-                ours,
-                together,
-                0.02,
-                (2, 3, 4),
-                evidence=f"{steps:,} Adam steps on A and {steps:,} on Gamma, minus {steps:,} on both: "
-                f"{compare(ours, together)}; minus the Linear Transformer, A alone: {compare(ours, plain)}",
-            ),
+            lower(ours, together, 0.02, (2, 3, 4), evidence=evidence),
             "Appendix D",
         )
     if "converged" in bench.trainings:

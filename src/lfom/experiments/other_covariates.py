@@ -8,7 +8,6 @@ from lfom.core.runs import PerRun
 from lfom.experiments import lfom_nonisotropic
 from lfom.experiments.experiment import Experiment
 from lfom.experiments.rows import score_rows
-from lfom.experiments.statistics import Claims
 from lfom.experiments.workbench import TRAININGS, Outcome, Workbench
 from lfom.prompts.directions import GammaLengths, OnSphere
 from lfom.report.results import Claim
@@ -55,14 +54,9 @@ class OtherCovariates(Experiment):
             data = covariates(bench, kind)
             found, said = lfom_nonisotropic.compared(bench, data, kind, prompts, variants=long)
             for pair, scores in found.items():
-                rows += [replace(row, measure=MEASURES[kind]) for row in score_rows(*pair, scores)]
-            claims += _on(kind, said)
+                rows += score_rows(*pair, scores, measure=MEASURES[kind])
+            for one in said:
+                text = f"On covariates {WORDS[kind]}: {one.claim}"
+                claims.append(replace(one, id=f"{kind}-{one.id}", claim=text))
         main = [f"{curve}|{training}" for curve in SHOWN for training in ("none", *bench.trainings)]
         return Outcome(rows, claims, main)
-
-
-def _on(kind: str, claims: Claims) -> list[Claim]:
-    return [
-        replace(one, id=f"{kind}-{one.id}", claim=f"On covariates {WORDS[kind]}: {one.claim}")
-        for one in claims
-    ]

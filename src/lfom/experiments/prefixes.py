@@ -10,7 +10,7 @@ from lfom.core.compiler import jit_draws
 from lfom.core.runs import PerRun
 from lfom.experiments.experiment import Experiment
 from lfom.experiments.rows import flatten
-from lfom.experiments.statistics import Claims
+from lfom.experiments.statistics import Claims, listed
 from lfom.experiments.workbench import Outcome, Workbench, kept
 from lfom.methods.classical import conjugate_gradient, gradient_descent
 from lfom.methods.memformer import memformer
@@ -65,15 +65,13 @@ class Prefixes(Experiment):
         **{shift: f"the same, {words}" for shift, words in SHIFTS.items()},
     }
     trainings = {
-        AT: lambda preset, model, d: LeastSquares(2_000, int(4_000 * preset.least_squares), passes=(20, 1)),
-        OVER: lambda preset, model, d: LeastSquares(
-            5_000, int(20_000 * preset.least_squares), passes=(20, 2)
-        ),
+        AT: lambda preset, model, d: LeastSquares(2_000, int(4e3 * preset.least_squares), passes=(20, 1)),
+        OVER: lambda preset, model, d: LeastSquares(5_000, int(2e4 * preset.least_squares), passes=(20, 2)),
     }
 
     def run(self, bench: Workbench) -> Outcome:
-        base = regression(N)
-        runs = RUNS[bench.preset.name]
+        base, preset = regression(N), bench.preset.name
+        runs = RUNS[preset]
         models: dict[str, Any] = {
             name: memformer(D, DEPTH, preconditioner="scalar", key=bench.key, **options)
             for name, options in MODELS.items()
@@ -90,20 +88,14 @@ class Prefixes(Experiment):
         methods: dict[Pair, Any] = {pair: bench.trained(*job).per_run() for pair, job in jobs.items()}
         methods["GD, tuned", "none"] = descent(bench)
         methods["CGD", "none"] = conjugate_gradient(DEPTH)
-        prompts = PROMPTS[bench.preset.name]
-        found = _scores(bench, methods, [base] * runs, range(1, N + 1), "plain", prompts)
+        found = _scores(bench, methods, [base] * runs, "plain", PROMPTS[preset])
         rows = [row for pair, score in found.items() for row in rows_of(pair, score, _measures(pair))]
-        shifted = {
-            "orthants": OneOrthant(base),
-            "orthogonal": OrthogonalQuery(regression(D - 1)),
-            "repeated": RepeatedQuery(base),
-        }
+        orthogonal = OrthogonalQuery(regression(D - 1))
+        shifted = {"orthants": OneOrthant(base), "orthogonal": orthogonal, "repeated": RepeatedQuery(base)}
         few = {pair: method for pair, method in methods.items() if pair[1] == OVER or pair[0] == "CGD"}
         on: dict[str, Scores] = {}
         for shift, source in shifted.items():
-            last = source.outline().X.shape[0]
-            prompts = SHIFTED[bench.preset.name]
-            on[shift] = _scores(bench, few, [source] * runs, range(1, last + 1), shift, prompts)
+            on[shift] = _scores(bench, few, [source] * runs, shift, SHIFTED[preset])
             on[shift].pop(("ridge", "none"))
             rows += flatten(rows_of(pair, score, [shift]) for pair, score in on[shift].items())
         return Outcome(rows, claims_of(found, on))
@@ -114,16 +106,11 @@ def regression(n: int) -> LinearRegression:
 
 
 def _scores(
-    bench: Workbench,
-    methods: dict[Pair, Any],
-    sources: list[Distribution],
-    contexts: range,
-    label: str,
-    prompts: int,
+    bench: Workbench, methods: dict[Pair, Any], sources: list[Distribution], label: str, prompts: int
 ) -> Scores:
-    """Ridge and the Bayes predictor beside the methods."""
+    """After every number of examples, ridge and the Bayes predictor beside the methods."""
     bench.say(f"scoring prefixes ({label})")
-    key = bench.stream("score", "prefixes", label)
+    key, contexts = bench.stream("score", "prefixes", label), range(1, sources[0].outline().X.shape[0] + 1)
     pairs = {f"{curve} {training}": (curve, training) for curve, training in methods}
     named = {name: methods[pair] for name, pair in pairs.items()}
     found = evaluate(named, sources, contexts=contexts, prompts=prompts, key=key)
@@ -148,10 +135,8 @@ def rows_of(pair: Pair, score: PrefixScore, measures: Sequence[str]) -> list[Row
     rows = []
     for run, zero in enumerate(score.zero):
         for at, k in enumerate(score.contexts):
-            mean, error = (
-                score.mean[run, at] / zero,
-                score.stderr[run, at] / score.mean[run, at] / math.log(10),
-            )
+            mean, stderr = score.mean[run, at], score.stderr[run, at]
+            error, mean = stderr / mean / math.log(10), mean / zero
             value = round(math.log10(mean), 4) if mean > ZERO else FLOOR
             rows += [Row(*pair, k, value, run, measure, float(error), score.prompts) for measure in measures]
     return rows
@@ -174,14 +159,16 @@ def _told(score: PrefixScore) -> str:
     return ", ".join(cells)
 
 
+def _rises(score: PrefixScore) -> str:
+    """The numbers of examples after which one more does not help."""
+    return str([score.contexts[i] for i in np.flatnonzero(np.diff(_relative(score)) >= 0)])
+
+
 def claims_of(found: Scores, on: dict[str, Scores]) -> Claims:
     claims = Claims("Garg et al., 2022")
-    at, over, bayes = (
-        found["Memformer", AT],
-        {name: found[name, OVER] for name in TRAINED[OVER]},
-        found["Bayes", "none"],
-    )
-    told = "; ".join(f"{name} {_told(score)}" for name, score in over.items())
+    at, bayes = found["Memformer", AT], found["Bayes", "none"]
+    over = {name: found[name, OVER] for name in TRAINED[OVER]}
+    told = listed(over, _told, "{} {}")
     claims.test(
         "prefixes-one-length-explodes",
         "Ours: a Memformer trained at 40 examples is useless with few: its error is more than 1,000 times that of predicting 0.",
@@ -209,20 +196,14 @@ def claims_of(found: Scores, on: dict[str, Scores]) -> Claims:
         "Ours: trained over 1 to 40 examples, every further example helps.",
         "from k examples to k + 1 the mean error on the same prompts falls, for every model, averaged over runs",
         [bool((np.diff(_relative(score)) < 0).all()) for score in over.values()],
-        "; ".join(
-            f"{name} rises after {[score.contexts[i] for i in np.flatnonzero(np.diff(_relative(score)) >= 0)]}"
-            for name, score in over.items()
-        ),
+        listed(over, _rises, "{} rises after {}"),
     )
     claims.test(
         "prefixes-length-has-a-price",
         "Ours: what it gains with few examples it loses with 40.",
         "at 40 examples the error of the Memformer trained over lengths is more than twice that of the one trained there, in every run",
         [bool((score.mean[:, -1] > 2 * at.mean[:, -1]).all()) for score in over.values()],
-        "; ".join(
-            f"{name} {float((score.mean[:, -1] / at.mean[:, -1]).mean()):.2f} times"
-            for name, score in over.items()
-        ),
+        listed(over, lambda score: f"{(score.mean[:, -1] / at.mean[:, -1]).mean():.2f} times", "{} {}"),
     )
     near = {name: _relative(score) / _relative(bayes) for name, score in over.items()}
     near["CGD"] = _relative(found["CGD", "none"]) / _relative(bayes)
@@ -231,10 +212,7 @@ def claims_of(found: Scores, on: dict[str, Scores]) -> Claims:
         "Ours: with at most d / 2 examples, four layers are nearly as good as the Bayes predictor.",
         "error at most 1.15 times that of the Bayes predictor for 1 to 10 examples: trained over lengths, and CGD",
         [bool((ratio[:10] <= 1.15).all()) for ratio in near.values()],
-        "; ".join(
-            f"{name} {', '.join(f'{k}: {ratio[k - 1]:.3f}' for k in (1, 2, 5, 10, 19))}"
-            for name, ratio in near.items()
-        ),
+        listed(near, lambda ratio: ", ".join(f"{k}: {ratio[k - 1]:.3f}" for k in (1, 2, 5, 10, 19)), "{} {}"),
     )
     for shift, words in SHIFTS.items():
         own = {name: on[shift][name, OVER] for name in over}
@@ -243,6 +221,6 @@ def claims_of(found: Scores, on: dict[str, Scores]) -> Claims:
             f"Ours: trained over lengths, it is robust to a shift ({words}): never worse than predicting 0.",
             "the mean over runs at most 1.001 of the error of predicting 0 on these prompts, at every number of examples, for every model",
             [bool((_relative(score) <= 1.001).all()) for score in own.values()],
-            "; ".join(f"{name} {_told(score)}" for name, score in own.items()),
+            listed(own, _told, "{} {}"),
         )
     return claims

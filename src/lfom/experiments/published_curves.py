@@ -1,6 +1,5 @@
 """Every published curve: does it come out under the authors' own protocol?"""
 
-import functools
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -33,7 +32,8 @@ CGD, CGD_ON_TEN = _with(theirs.cgd, CONTEXT - 1, BATCH), _with(theirs.cgd, CONTE
 PLAIN, MEMFORMER, GDPP = "Linear Transformer", "Memformer", "lfom_gdpp_nonisotropic"
 SCALAR, REGISTER_SCALAR = "Linear Transformer, scalar A", "Memformer, register, scalar A"
 BANK, PLAIN_GDPP, BANK_GDPP = "Memformer, own 1", "Linear Transformer, GD++", "Memformer, GD++, own 1"
-GAMMA = ("coefficients",)
+FIRST_STAGE = _with(theirs.plain_fresh, PLAIN)
+GAMMA_ALONE = {MEMFORMER: _with(theirs.fitted, BANK, PLAIN, ("coefficients",)), PLAIN: FIRST_STAGE}
 # How each published curve is made; by figure and curve.
 PROTOCOLS: dict[str, dict[str, Protocol]] = {
     "cg_without_preconditioning": {
@@ -44,23 +44,11 @@ PROTOCOLS: dict[str, dict[str, Protocol]] = {
     "cg_with_preconditioning": {
         "CGD": CGD,
         MEMFORMER: _with(theirs.fresh, "Memformer, register", PLAIN),
-        PLAIN: _with(theirs.plain_fresh, PLAIN),
+        PLAIN: FIRST_STAGE,
     },
-    "lfom_nonisotropic": {
-        "CGD": CGD,
-        MEMFORMER: _with(theirs.fresh, BANK, PLAIN),
-        PLAIN: _with(theirs.plain_fresh, PLAIN),
-    },
-    "nag_vs_Memformer": {
-        "NAG": _of(theirs.with_momentum, "NAG"),
-        MEMFORMER: _with(theirs.fitted, BANK, PLAIN, GAMMA),
-        PLAIN: _with(theirs.plain_fresh, PLAIN),
-    },
-    "mgd_vs_Memformer": {
-        "Momentum GD": _of(theirs.with_momentum, "Momentum GD"),
-        MEMFORMER: _with(theirs.fitted, BANK, PLAIN, GAMMA),
-        PLAIN: _with(theirs.plain_fresh, PLAIN),
-    },
+    "lfom_nonisotropic": {"CGD": CGD, MEMFORMER: _with(theirs.fresh, BANK, PLAIN), PLAIN: FIRST_STAGE},
+    "nag_vs_Memformer": {"NAG": _of(theirs.with_momentum, "NAG"), **GAMMA_ALONE},
+    "mgd_vs_Memformer": {"Momentum GD": _of(theirs.with_momentum, "Momentum GD"), **GAMMA_ALONE},
     GDPP: {
         "CGD": CGD,
         MEMFORMER: _with(theirs.fitted, BANK_GDPP, PLAIN_GDPP),
@@ -100,10 +88,8 @@ ONE_STAGE: dict[tuple[str, str], Protocol] = {
         (figure, PLAIN): _with(theirs.in_one_stage, PLAIN)
         for figure in ("cg_with_preconditioning", "lfom_nonisotropic", "nag_vs_Memformer", "mgd_vs_Memformer")
     },
-    **{
-        (figure, MEMFORMER): _with(theirs.on_last_batch, BANK)
-        for figure in ("nag_vs_Memformer", "mgd_vs_Memformer")
-    },
+    ("nag_vs_Memformer", MEMFORMER): _with(theirs.on_last_batch, BANK),
+    ("mgd_vs_Memformer", MEMFORMER): _with(theirs.on_last_batch, BANK),
 }
 # What no other experiment trains and takes minutes: only where the preset says so.
 WITH_GATES = ("mixture_of_experts_ood", "gaussian_mixture_model_ood_lt", "gaussian_mixture_model_ood_mem")
@@ -149,10 +135,9 @@ class PublishedCurves(Experiment):
             return Outcome([], [])
         rows, claims, at_once, summary = list[Row](), Claims(""), Claims(""), Claims("")
         for figure in published_figures():
-            given: dict[str, list[Row]] = {}
-            for row in published_rows(figure):
-                given.setdefault(row.curve, []).append(row)
-            for curve, published in given.items():
+            rows_there = published_rows(figure)
+            for curve in dict.fromkeys(row.curve for row in rows_there):
+                published = [row for row in rows_there if row.curve == curve]
                 if (figure, curve) in LONG and not bench.preset.long:
                     continue
                 ours = PROTOCOLS[figure][curve](bench)
@@ -181,10 +166,9 @@ class PublishedCurves(Experiment):
 def both_rows(figure: str, published: list[Row], ours: Values) -> list[Row]:
     """The published values, and ours of each run, averaged over sets."""
     rows, first = [replace(row, measure=figure) for row in published], published[0]
-    classical = first.curve in ("CGD", "NAG", "Momentum GD")
-    make = functools.partial(run_rows, first.curve, "none" if classical else "paper")
+    how = "none" if first.curve in ("CGD", "NAG", "Momentum GD") else "paper"
     for depth, values in ours.items():
-        rows += make(depth, values.mean(axis=1), figure, scored_on=first.scored_on)
+        rows += run_rows(first.curve, how, depth, values.mean(axis=1), figure, scored_on=first.scored_on)
     return rows
 
 
@@ -200,10 +184,8 @@ def add_claim(claims: Claims, figure: str, published: list[Row], ours: Values, h
         values = ours[int(row.x)]
         mean, allowed = float(values.mean()), tolerance(values)
         met.append(abs(row.value - mean) <= allowed)
-        words.append(
-            f"L={row.x:g}: published {row.value:.2f}, ours {mean:.2f}, apart {row.value - mean:+.2f}, "
-            f"allowed {allowed:.2f}"
-        )
+        apart = f"published {row.value:.2f}, ours {mean:.2f}, apart {row.value - mean:+.2f}"
+        words.append(f"L={row.x:g}: {apart}, allowed {allowed:.2f}")
     claims.test(
         f"{figure}-{slug(curve)}{slug(how)}",
         f"The published curve {curve} of {figure} comes out{how} (scored on {published[0].scored_on}).",

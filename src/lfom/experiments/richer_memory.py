@@ -11,7 +11,7 @@ import numpy as np
 from lfom.core.runs import PerRun
 from lfom.experiments.experiment import Experiment
 from lfom.experiments.rows import by_depth, curve_rows, take_runs
-from lfom.experiments.statistics import Claims
+from lfom.experiments.statistics import Claims, Depths, difference, listed
 from lfom.experiments.workbench import CONTEXT, Outcome, Workbench, kept
 from lfom.limits.optimum import exact_optimum
 from lfom.methods.classical import preconditioned_gradient_descent
@@ -59,81 +59,62 @@ class RicherMemory(Experiment):
             (curve, "converged"): {d: trained(bench, *what, d).per_run() for d in depths}
             for curve, what in curves.items()
         }
-        methods["exact optimum", "none"] = {
-            d: PerRun([exact.truncated(d) for exact in self._exact(bench, d)]) for d in depths
-        }
+        methods["exact optimum", "none"] = {d: PerRun([_exact(bench, d)] * RUNS[preset]) for d in depths}
         found = by_depth(methods, depths, lambda named: bench.scores(named, data, self.name, PROMPTS[preset]))
         optimum, claims = found["exact optimum", "none"], Claims("3.2")
-        full = {g: found[f"Gamma {NAMES[g]}", "converged"] for g in PER_TOKEN}
+        gammas = {g: found[f"Gamma {NAMES.get(g, g)}", "converged"] for g in (*NUMBERS, *PER_TOKEN)}
+        full = {NAMES[g]: gammas[g] for g in PER_TOKEN}
         claims.test(
             "richer-gamma-beyond-lfoms",
             "A full Gamma performs richer algorithms than linear first-order methods.",
             f"the best run of a token-wise or a Hadamard Gamma is below the exact optimum of shared numbers by more than "
             f"{RICHER} on the same prompts, at any depth",
-            [_best(full[g], optimum, d) < -RICHER for g in PER_TOKEN for d in depths],
-            "; ".join(f"{NAMES[g]} {_told(full[g], optimum)}" for g in PER_TOKEN),
+            [_best(own, optimum, d) < -RICHER for own in full.values() for d in depths],
+            listed(full, lambda own: _told(own, optimum), "{} {}"),
         )
         claims.measure(
             "richer-gamma-distance-to-optimum",
             "Ours: how far training ends from the optimum of shared numbers, with every Gamma.",
             "difference of log loss of the best run of each structure, per depth",
-            "; ".join(
-                f"{g} {_told(found[f'Gamma {NAMES.get(g, g)}', 'converged'], optimum)}"
-                for g in (*NUMBERS, *PER_TOKEN)
-            ),
+            listed(gammas, lambda own: _told(own, optimum), "{} {}"),
         )
         kinds = {curve: found[curve, "converged"] for curve in curves if not curve.startswith("Gamma")}
+        least = {curve: {d: _least(own[d]) for d in depths} for curve, own in kinds.items()}
         claims.test(
             "attention-improves-with-depth",
             "Ours: softmax, ReLU and exponential attention get better with every layer.",
             "the best run of each depth is below the best of the depth before, with and without memory",
-            [
-                _least(own[b]) < _least(own[a])
-                for own in kinds.values()
-                for a, b in itertools.pairwise(depths)
-            ],
-            "; ".join(
-                f"{curve} {', '.join(f'{_least(own[d]):.3f}' for d in depths)}"
-                for curve, own in kinds.items()
-            ),
+            [own[b] < own[a] for own in least.values() for a, b in itertools.pairwise(depths)],
+            listed(least, lambda own: ", ".join(f"{loss:.3f}" for loss in own.values()), "{} {}"),
         )
-        gains = {
-            kind: {d: _least(kinds[f"{kind}, bank"][d]) - _least(kinds[kind][d]) for d in depths[1:]}
-            for kind in ATTENTION
-        }
+        gains = {k: {d: least[f"{k}, bank"][d] - least[k][d] for d in depths[1:]} for k in ATTENTION}
         claims.test(
             "attention-memory-helps",
             "Ours: a bank improves softmax, ReLU and exponential attention.",
             f"the best run with a bank is below the best without by more than {HELPS}, at every depth from 2 on",
             [gain < -HELPS for own in gains.values() for gain in own.values()],
-            "; ".join(
-                f"{kind} {', '.join(f'L={d}: {gain:+.3f}' for d, gain in own.items())}"
-                for kind, own in gains.items()
-            ),
+            listed(gains, _by_layers, "{} {}"),
         )
+        best_kind = {d: min(own[d] for own in least.values()) for d in depths}
         claims.test(
             "attention-beyond-lfoms",
             "Ours: attention that is not linear goes beyond the best LFOM of the same depth.",
             "the best run of softmax, ReLU or exponential attention is below the exact optimum of shared numbers, per depth",
-            [min(_least(own[d]) for own in kinds.values()) < _least(optimum[d]) for d in depths],
-            "; ".join(
-                f"L={d}: {min(_least(own[d]) for own in kinds.values()):.3f} against {_least(optimum[d]):.3f}"
-                for d in depths
-            ),
+            [best_kind[d] < _least(optimum[d]) for d in depths],
+            "; ".join(f"L={d}: {best_kind[d]:.3f} against {_least(optimum[d]):.3f}" for d in depths),
         )
         main = ["exact optimum|none", *(f"{curve}|converged" for curve in ("Gamma Hadamard", *kinds))]
         best = {name: {d: _best_run(score) for d, score in own.items()} for name, own in found.items()}
         every = {(f"{curve}, every run", how): own for (curve, how), own in found.items() if how != "none"}
         return Outcome(curve_rows({**best, **every}), claims, main)
 
-    @staticmethod
-    def _exact(bench: Workbench, depth: int) -> list[Any]:
-        """The exact optimum with the inverse covariance, as descent with the steps 1 / root, for every run."""
-        data = bench.data()[0]
-        inverse = np.linalg.inv(data.covariance)
-        sizes = 1 / exact_optimum(data.dimension, CONTEXT, depth).roots.real
-        one = preconditioned_gradient_descent((inverse + inverse.T) / 2, sizes, depth)
-        return [one] * RUNS[bench.preset.name]
+
+def _exact(bench: Workbench, depth: int) -> Any:
+    """The exact optimum with the inverse covariance, as descent with the steps 1 / root."""
+    data = bench.data()[0]
+    inverse = np.linalg.inv(data.covariance)
+    sizes = 1 / exact_optimum(data.dimension, CONTEXT, depth).roots.real
+    return preconditioned_gradient_descent((inverse + inverse.T) / 2, sizes, depth)
 
 
 @kept
@@ -153,16 +134,17 @@ def trained(bench: Workbench, kind: str, memory: str, depth: int) -> Fit:
         for one in jax.random.split(key, runs - 1):
             options: dict[str, Any] = {"preconditioner": "shared", "context": CONTEXT, "scale": 0.1}
             models.append(memformer(d, depth, gamma=memory, key=one, **options))
-        steps = GAMMA_STEPS[preset]
-        adam = Adam(steps, BATCH[preset], 1, 0.01, 1_000.0, "cosine", warmup=steps // 10, log=True)
-        return fit(models, data, key=key, optimiser=adam)
+        return fit(models, data, key=key, optimiser=_adam(GAMMA_STEPS[preset], BATCH[preset]))
     if memory == "bank" and depth == 1:
         return trained(bench, kind, "none", 1)  # a bank of one layer is a number
     bench.say(f"training {kind} attention, {memory}, {depth} layers")
     models = [memformer(d, depth, reader=kind, memory=memory, key=one) for one in jax.random.split(key, runs)]
     steps, batch = SLOWER.get((kind, preset), STEPS[preset])[depth], BATCH[preset] * (2 if depth == 3 else 1)
-    adam = Adam(steps, batch, 1, 0.01, 1_000.0, "cosine", warmup=steps // 10, log=True)
-    return fit(models, data, key=key, optimiser=adam)
+    return fit(models, data, key=key, optimiser=_adam(steps, batch))
+
+
+def _adam(steps: int, batch: int) -> Adam:
+    return Adam(steps, batch, 1, 0.01, 1_000.0, "cosine", warmup=steps // 10, log=True)
 
 
 def _per_token(found: Any, gamma: str, d: int, depth: int, key: Any) -> Any:
@@ -184,10 +166,14 @@ def _best_run(score: Score) -> Score:
     return take_runs(score, slice(best, best + 1))
 
 
-def _best(ours: dict[int, Score], theirs: dict[int, Score], depth: int) -> float:
+def _best(ours: Depths, theirs: Depths, depth: int) -> float:
     """The paired difference of the best run."""
-    return float((ours[depth].log_mean[:, -1] - theirs[depth].log_mean[:, -1]).min())
+    return float(difference(ours[depth], theirs[depth]).min())
 
 
-def _told(ours: dict[int, Score], theirs: dict[int, Score]) -> str:
-    return ", ".join(f"L={d}: {_best(ours, theirs, d):+.3f}" for d in ours)
+def _told(ours: Depths, theirs: Depths) -> str:
+    return _by_layers({d: _best(ours, theirs, d) for d in ours})
+
+
+def _by_layers(values: dict[int, float]) -> str:
+    return listed(values, "{:+.3f}".format, "L={}: {}", ", ")

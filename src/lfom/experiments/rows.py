@@ -36,14 +36,16 @@ def by_depth(
     return {n: {d: at_step(found[names[n, d]], d) for d in depths} for n in each}
 
 
-def score_rows(curve: str, training: str, scores: dict[int, Score], scored_on: str = "fresh") -> list[Row]:
+def score_rows(
+    curve: str, training: str, scores: dict[int, Score], scored_on: str = "fresh", measure: str = "log_loss"
+) -> list[Row]:
     """One row per depth and run."""
     rows = []
     for x, score in scores.items():
         for run, value in enumerate(score.log_mean[:, -1].tolist()):
             error = float(score.log_stderr[run, -1])
             stderr = error if math.isfinite(error) else None  # a diverged model's squared losses overflow
-            rows.append(Row(curve, training, x, value, run, "log_loss", stderr, score.prompts, scored_on))
+            rows.append(Row(curve, training, x, value, run, measure, stderr, score.prompts, scored_on))
     return rows
 
 

@@ -73,10 +73,9 @@ def shifted_data(bench: Workbench) -> PerRun:
     keys = jax.random.split(bench.stream("turn"), bench.runs)
     for family, x in PLACES:
         data: Any = base
-        if family == "variance":
-            data = bench.data(variance=x).stacked
-        elif family == "noise":
-            data = bench.data(noise=x).stacked
+        if family in ("variance", "noise"):
+            other: dict[str, Any] = {family: x}
+            data = bench.data(**other).stacked
         elif family == "angle":
             turned = jax.vmap(lambda key, U, x=x: U @ turn(key, U.shape[0], x))(keys, base.rotation)
             data = eqx.tree_at(lambda d: d.rotation, base, turned)
@@ -142,13 +141,10 @@ def _drawn(data: Any, keys: Any, count: int) -> tuple[jax.Array, ...]:
     return jax.lax.map(lambda own: own[0].prompts_last(own[1], count), (data.stacked, keys))
 
 
-def _runs_first(array: jax.Array) -> Any:
-    return np.moveaxis(np.asarray(array), -1, 1)
-
-
 def draw(data: Any, keys: Any, count: int) -> Prompt:
     """Prompts of every run, (runs, count, ...), on the host, where another order of axes costs nothing."""
-    X, y, target = (_runs_first(a) for a in _drawn(data, keys, count))
+    moved: Any = (np.moveaxis(np.asarray(a), -1, 1) for a in _drawn(data, keys, count))
+    X, y, target = moved
     return Prompt(X[:, :, :-1], y, X[:, :, -1], target)
 
 

@@ -9,7 +9,7 @@ from lfom.core.parameters import at_layer
 from lfom.core.vectors import from_vector, vector_of
 from lfom.experiments.experiment import Experiment
 from lfom.experiments.rows import Row, flatten, run_rows
-from lfom.experiments.statistics import Claims, distance_to_identity, mean_error
+from lfom.experiments.statistics import Claims, distance_to_identity, written
 from lfom.experiments.workbench import Outcome, Workbench
 from lfom.methods.memformer import linear_transformer
 from lfom.training import Adam, State, fit
@@ -20,10 +20,9 @@ BATCH = 20_000
 
 def distances(bench: Workbench, vectors: np.ndarray, model: Any) -> np.ndarray:
     """(runs, layers)"""
-    data = bench.data()
     found = []
-    for run in range(bench.runs):
-        root = np.asarray(data[run].root)
+    for run, data in enumerate(bench.data().each()):
+        root = np.asarray(data.root)
         A = from_vector(model, vectors[run, 0]).reader.A
         matrices = [np.asarray(at_layer(A, layer).matrix(root.shape[0])) for layer in range(LAYERS)]
         found.append([distance_to_identity(root @ a @ root.T) for a in matrices])
@@ -31,8 +30,8 @@ def distances(bench: Workbench, vectors: np.ndarray, model: Any) -> np.ndarray:
 
 
 def rows_of(training: str, step: int, values: np.ndarray, **more: Any) -> list[Row]:
-    lines = [run_rows(f"A_{k}", training, step, values[:, k], "distance", **more) for k in range(LAYERS)]
-    return flatten(lines)
+    each = enumerate(values.T)
+    return flatten(run_rows(f"A_{k}", training, step, own, "distance", **more) for k, own in each)
 
 
 class SigmaConvergence(Experiment):
@@ -65,15 +64,14 @@ class SigmaConvergence(Experiment):
             rows += flatten(rows_of("paper", step, each, prompts=BATCH) for step, each in trail.items())
             end = max(trail)  # whole rounds of 100
             last, half = trail[end], trail[min(trail, key=lambda s: abs(s - end // 2))]
-            ends = [mean_error(last[:, k]) for k in range(LAYERS)]
             claims.test(
                 "a-converges-to-inverse-covariance",
                 "Every A_l converges to a multiple of the inverse covariance.",
                 f"mean distance below 0.1 after {end} Adam steps, per layer",
-                (mean < 0.1 for mean, _ in ends),
+                (last[:, k].mean() < 0.1 for k in range(LAYERS)),
                 "; ".join(
-                    f"A_{k}: {half[:, k].mean():.3f} after half the steps, {mean:.3f} ± {error:.3f} at the end"
-                    for k, (mean, error) in enumerate(ends)
+                    f"A_{k}: {half[:, k].mean():.3f} after half the steps, {written(last[:, k], '.3f')} at the end"
+                    for k in range(LAYERS)
                 ),
             )
         if "converged" in bench.trainings:

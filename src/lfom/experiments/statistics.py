@@ -1,16 +1,20 @@
 """Claims, and what their verdicts are made of: paired differences of scores, and the evidence in words."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from lfom.report.results import MEASURED, Claim
 from lfom.training import Score
 
+Depths = dict[int, Score]
+Truth = bool | np.bool_
 
-def verdict(*conditions: bool | np.bool_) -> str:
+
+def verdict(*conditions: Truth) -> str:
     """A verdict is computed, never typed in: holds if all are true, fails if none is, else partly. What no case was found
     for does not hold."""
     return "holds" if conditions and all(conditions) else "partly" if any(conditions) else "fails"
@@ -58,23 +62,37 @@ def lower_in_all_runs(ours: Score, theirs: Score) -> bool:
     return bool((ours.mean[:, -1] < theirs.mean[:, -1]).all())
 
 
-def compare(ours: dict[int, Score], theirs: dict[int, Score], at: str = "L") -> str:
+def listed(
+    found: Mapping[Any, Any], words: Callable[[Any], str] = str, form: str = "{}: {}", between: str = "; "
+) -> str:
+    """Evidence: all that was found, each with its name."""
+    return between.join(form.format(name, words(one)) for name, one in found.items())
+
+
+def compare(ours: Depths, theirs: Depths, at: str = "L") -> str:
     """Evidence: difference of log losses by depth."""
-    return "; ".join(f"{at}={x}: {written(difference(ours[x], theirs[x]))}" for x in ours)
+    return listed({x: difference(ours[x], theirs[x]) for x in ours}, written, at + "={}: {}")
 
 
-def values(scores: dict[int, Score]) -> str:
+def values(scores: Depths) -> str:
     """Evidence: log losses by depth with their spread over runs."""
-    return "; ".join(f"L={d}: {s.log_loss:.3f} (spread {s.spread:.3f})" for d, s in scores.items())
+    return listed(scores, lambda score: f"{score.log_loss:.3f} (spread {score.spread:.3f})", "L={}: {}")
+
+
+def each_run(by_depth: dict[int, np.ndarray]) -> str:
+    """Evidence: values of every run, by depth."""
+    return listed(by_depth, lambda own: ", ".join(f"{value:+.3f}" for value in own), "L={}: {}")
+
+
+def share(rest: np.ndarray, whole: np.ndarray) -> float:
+    """The norm of the one over that of the other."""
+    return float(np.linalg.norm(rest)) / max(float(np.linalg.norm(whole)), 1e-300)
 
 
 def distance_to_identity(matrix: np.ndarray) -> float:
     """Dist(M, I) of Appendix D: how far M / |M| is from a multiple of the identity."""
     rest = matrix - np.trace(matrix) / len(matrix) * np.eye(len(matrix))
-    return float(np.linalg.norm(rest)) / max(float(np.linalg.norm(matrix)), 1e-300)
-
-
-Depths = dict[int, Score]
+    return share(rest, matrix)
 
 
 @dataclass(frozen=True)
@@ -82,7 +100,7 @@ class Finding:
     """A rule, whether it is met in every case, and the evidence in words."""
 
     rule: str
-    met: Iterable[bool | np.bool_]
+    met: Iterable[Truth]
     evidence: str
 
 
@@ -108,16 +126,10 @@ class Claims(list[Claim]):
         self.append(Claim(id, text, section or self.section, how, MEASURED, evidence))
 
     def test(
-        self,
-        id: str,
-        text: str,
-        rule: str,
-        met: bool | np.bool_ | Iterable[bool | np.bool_],
-        evidence: str,
-        section: str = "",
+        self, id: str, text: str, rule: str, met: Truth | Iterable[Truth], evidence: str, section: str = ""
     ) -> None:
         """A claim with a rule of its own; met: whether it holds, or in which cases."""
-        cases = [met] if isinstance(met, bool | np.bool_) else met
+        cases = [met] if isinstance(met, Truth) else met
         self.add(id, text, Finding(rule, cases, evidence), section)
 
 
@@ -126,12 +138,10 @@ def lower(ours: Depths, theirs: Depths, by: float = 0.0, depths: Sequence[int] =
 
     words: another rule or evidence than the usual; `listed` stands before the depths where it is so.
     """
-    least = f"{-by:g}" if by else "0"
-    rule = f"difference of log loss on the same fresh prompts below {least} by two standard errors, per depth"
+    least = f"below {f'{-by:g}' if by else 0} by two standard errors"
+    rule = f"difference of log loss on the same fresh prompts {least}, per depth"
     if depths:
-        rule = (
-            f"difference of log loss below {least} by two standard errors, depths {depths[0]} to {depths[-1]}"
-        )
+        rule = f"difference of log loss {least}, depths {depths[0]} to {depths[-1]}"
     met = {d: below(ours[d], theirs[d], by) for d in ours}
     return _finding(met, depths, **({"rule": rule, "evidence": compare(ours, theirs)} | words))
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from lfom.experiments import cg_with_preconditioning, cg_without_preconditioning, lfom_nonisotropic
 from lfom.experiments.experiment import Experiment
-from lfom.experiments.rows import Curves, Row, score_rows
+from lfom.experiments.rows import Curves, score_rows
 from lfom.experiments.statistics import Claims
 from lfom.experiments.workbench import Outcome, Workbench
 from lfom.prompts.distributions import PUBLISHED_SPECTRUM, TEXT_SPECTRUM
@@ -37,7 +37,6 @@ class TextSpectrum(Experiment):
         "lfom_nonisotropic alone, without variants."
     )
     trained = "As in the three figures, with the same models, trainings, rules and rotations; only the spectrum differs."
-    x_label = "layers or steps"
     y_label = {
         "log_loss": "log of the mean squared error, text's spectrum",
         "published_spectrum": "the same, published spectrum",
@@ -54,8 +53,10 @@ class TextSpectrum(Experiment):
             for which, spectrum in SPECTRA.items():
                 many = prompts if which == "text" else None
                 curves, found[which] = compared(bench, bench.data(spectrum), LABELS[which], many)
-                for row in figure_rows(prefix, curves, MEASURES[which]):
-                    rows[row.curve, row.training, row.x, row.run, row.measure] = row
+                for (curve, training), scores in curves.items():
+                    name = named(prefix, curve)
+                    for row in score_rows(name, training, scores, measure=MEASURES[which]):
+                        rows[name, training, row.x, row.run, row.measure] = row
             pairs = list(zip(found["text"], found["published"], strict=True))
             every += [side_by_side(figure, text, published) for text, published in pairs]
             same.test(
@@ -69,12 +70,8 @@ class TextSpectrum(Experiment):
         return Outcome(list(rows.values()), [*same, *every], main)
 
 
-def figure_rows(prefix: str, curves: Curves, measure: str) -> list[Row]:
-    found = []
-    for (curve, training), scores in curves.items():
-        name = curve if curve.startswith(SHARED) else prefix + curve
-        found += [replace(row, measure=measure) for row in score_rows(name, training, scores)]
-    return found
+def named(prefix: str, curve: str) -> str:
+    return curve if curve.startswith(SHARED) else prefix + curve
 
 
 def _both(text: Claim, published: Claim) -> str:
@@ -83,11 +80,10 @@ def _both(text: Claim, published: Claim) -> str:
 
 def side_by_side(figure: str, text: Claim, published: Claim) -> Claim:
     """The claim with the text's spectrum; its evidence says what came out with the published one."""
-    evidence = f"{_both(text, published)}. Text's: {text.evidence}. Published: {published.evidence}"
     return replace(
         text,
         id=f"{figure}-{text.id}-text",
         claim=f"With the text's spectrum: {text.claim}",
         section=f"{text.section}, {figure}",
-        evidence=evidence,
+        evidence=f"{_both(text, published)}. Text's: {text.evidence}. Published: {published.evidence}",
     )

@@ -32,10 +32,10 @@ from lfom.training.tuning import tune_each
 DEPTHS = (1, 2, 3, 4)
 CONTEXT = 20
 WIDE = 10  # from this d on prompts are dear
-TUNED: dict[str, Callable[..., Any]] = {
-    "GD": classical.gradient_descent,
-    "Momentum GD": classical.momentum,
-    "NAG": classical.nesterov,
+TUNED: dict[str, tuple[Callable[..., Any], int]] = {  # and how many numbers of each are tuned
+    "GD": (classical.gradient_descent, 1),
+    "Momentum GD": (classical.momentum, 2),
+    "NAG": (classical.nesterov, 2),
 }
 
 
@@ -71,6 +71,7 @@ class CurveModel:
     converged: Callable[[Preset, int], LeastSquares] = least_squares
 
 
+OWN_IS_ONE = {"memory": "bank", "tied": True, "own_is_one": True}
 # The models of the figures, by the name of their curve.
 MODELS: dict[str, CurveModel] = {
     "Linear Transformer": CurveModel({"memory": "none"}),
@@ -80,18 +81,18 @@ MODELS: dict[str, CurveModel] = {
     "Memformer": CurveModel({"memory": "bank", "gamma": "pair", "tied": True}),
     "Memformer, untied": CurveModel({"memory": "bank"}),
     "Memformer, tied scalar": CurveModel({"memory": "bank", "tied": True}),
-    "Memformer, own 1": CurveModel({"memory": "bank", "tied": True, "own_is_one": True}),
+    "Memformer, own 1": CurveModel(OWN_IS_ONE),
     "Linear Transformer, GD++": CurveModel({"memory": "none", "covariates": True}),
     "Memformer, GD++": CurveModel({"memory": "bank", "covariates": True}),
     "Memformer, GD++, pairs": CurveModel({"memory": "bank", "covariates": True, "gamma": "pair"}),
-    "Memformer, GD++, own 1": CurveModel(
-        {"memory": "bank", "covariates": True, "tied": True, "own_is_one": True}
-    ),
+    "Memformer, GD++, own 1": CurveModel(OWN_IS_ONE | {"covariates": True}),
     "Conjugate register": CurveModel({"memory": "conjugate"}),
 }
 
 # A training is an optimiser, or says it for a preset, a model and its dimension.
-Training = Adam | LeastSquares | Callable[[Preset, CurveModel, int], Adam | LeastSquares]
+Optimiser = Adam | LeastSquares
+Training = Optimiser | Callable[[Preset, CurveModel, int], Optimiser]
+Model = str | Algorithm  # of a curve, by name, or built by yourself
 TRAININGS: dict[str, Training] = {
     "paper": lambda preset, model, d: Adam(steps=preset.adam_steps),
     "converged": lambda preset, model, d: model.converged(preset, d),
@@ -187,27 +188,19 @@ class Workbench:
         spectrum = tuple(spectrum)
 
         def make() -> Any:
-            given = {"context": CONTEXT} | options
-            turned = np.asarray(
-                rotations(jax.random.fold_in(self.key, len(spectrum)), self.runs, len(spectrum))
-            )
+            given, d = {"context": CONTEXT} | options, len(spectrum)
+            turned = np.asarray(rotations(jax.random.fold_in(self.key, d), self.runs, d))
             return PerRun([LinearRegression(spectrum, rotation=U, **given) for U in turned])
 
         return self.keep(("data", spectrum, fingerprint(options)), make)
 
     def model(self, curve: str, d: int = 5, depth: int = max(DEPTHS), **options: Any) -> Any:
         """The model of a curve before training; options: more of memformer()."""
-        return memformer(
-            d, depth, **{"key": jax.random.fold_in(self.key, 11), **MODELS[curve].options, **options}
-        )
+        given = {"key": jax.random.fold_in(self.key, 11), **MODELS[curve].options, **options}
+        return memformer(d, depth, **given)
 
     def trained(
-        self,
-        model: str | Algorithm,
-        training: str,
-        data: Any,
-        depths: Sequence[int] = DEPTHS,
-        label: str = "main",
+        self, model: Model, training: str, data: Any, depths: Sequence[int] = DEPTHS, label: str = "main"
     ) -> Fit:
         """A model, of a curve (by name) or built by yourself, trained on fresh prompts; training: a name of
         `trainings`. data: a distribution, or one per run."""
@@ -223,9 +216,7 @@ class Workbench:
 
         return self.keep(("fit", name, optimiser, phases, fingerprint(data), label, tuple(depths)), make)
 
-    def optimiser(
-        self, training: str, model: str | Algorithm = "Memformer", d: int = 5
-    ) -> Adam | LeastSquares:
+    def optimiser(self, training: str, model: Model = "Memformer", d: int = 5) -> Optimiser:
         """What a training stands for; a model that is none of ours is trained as most of ours are."""
         said = self.trainings[checks.known("training", training, self.trainings)]
         name = checks.known("model", model, MODELS) if isinstance(model, str) else "Memformer"
@@ -259,7 +250,7 @@ class Workbench:
         data: Any,
         depths: Sequence[int] = DEPTHS,
         label: str = "main",
-        models: Mapping[str, str | Algorithm] | None = None,
+        models: Mapping[str, Model] | None = None,
         baselines: bool | None = None,
         prompts: int | None = None,
     ) -> Curves:
@@ -291,27 +282,21 @@ class Workbench:
             self.say(f"tuning baselines ({label})")
             deepest, n, d = max(depths), data.stacked.context, data[0].dimension
             inverses = [np.linalg.inv(one.covariance) for one in data.each()]
-            methods: dict[str, Any] = {
-                "CGD": classical.conjugate_gradient(deepest),
-                "Preconditioned CGD": self.preconditioned_cgd(data, deepest),
-            }
+            methods: dict[str, Any] = {"CGD": classical.conjugate_gradient(deepest)}
+            methods["Preconditioned CGD"] = self.preconditioned_cgd(data, deepest)
             eta, beta = classical.APPENDIX_B["Nesterov"]
             methods["NAG"] = classical.nesterov(eta * n, beta, deepest)
             eta, beta = classical.APPENDIX_B["momentum"]
             methods["Momentum GD"] = classical.momentum(eta * n, beta, deepest)
             sample = _sample(data[0], self.stream("tune", label))
-            for name, build in TUNED.items():  # all of one shape: scored as one group
-                tuned = tune_each(build, sample, steps=depths, parameters=1 if name == "GD" else 2)
-                longest = {depth: build(*tuned[depth].parameters, deepest) for depth in depths}
-                methods[f"{name}, tuned"] = {depth: one.truncated(depth) for depth, one in longest.items()}
-            optimum, optima = "exact optimum", {depth: exact_optimum(d, n, depth) for depth in depths}
-            if not data[0].has_exact_optimum:
-                key, first = self.stream("optimum", label), as_array(inverses[0])
-                many = 2 * min(self.preset.prompts, 200_000)
-                optimum, optima = (
-                    "sampled optimum",
-                    sampled_optima(data[0], depths, key, preconditioner=first, prompts=many),
-                )
+            for name, (build, parameters) in TUNED.items():
+                methods[f"{name}, tuned"] = tuned_methods(build, parameters, sample, depths)
+            if data[0].has_exact_optimum:
+                optimum, optima = "exact optimum", {depth: exact_optimum(d, n, depth) for depth in depths}
+            else:
+                optimum, key, many = "sampled optimum", self.stream("optimum", label), self.preset.prompts
+                options: Any = {"preconditioner": as_array(inverses[0]), "prompts": 2 * min(many, 200_000)}
+                optima = sampled_optima(data[0], depths, key, **options)
             methods[optimum] = {}
             for depth in depths:
                 # All roots of its polynomial are real (of every kernel polynomial), so it is descent with 1 / root.
@@ -345,6 +330,15 @@ def kept(make: Callable[Concatenate[Workbench, P], T]) -> Callable[Concatenate[W
         return bench.keep(name, lambda: make(bench, *args, **options))
 
     return once
+
+
+def tuned_methods(
+    build: Callable[..., Any], parameters: int, sample: Any, depths: Sequence[int]
+) -> dict[int, Any]:
+    """A method with the numbers that are best for each depth on a sample: all of one shape, so that they are scored as one
+    group."""
+    tuned = tune_each(build, sample, steps=depths, parameters=parameters)
+    return {depth: build(*tuned[depth].parameters, max(depths)).truncated(depth) for depth in depths}
 
 
 @jit_draws

@@ -62,8 +62,6 @@ def systems(
     return LinearSystems(apply, source, data=data, diagonal=data["diagonal"])
 
 
-def _draw(part: str, problems: int, random: np.random.Generator) -> LinearSystems:
-    return systems(problems, random)
-
-
-DIFFUSION = Family("diffusion", _draw, batch=32)  # 4,096 unknowns
+DIFFUSION = Family(
+    "diffusion", lambda part, problems, random: systems(problems, random), batch=32
+)  # 4,096 unknowns

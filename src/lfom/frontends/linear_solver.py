@@ -90,9 +90,8 @@ class LearnedSolver(lx.AbstractLinearSolver[State]):
         own, steps, tolerance = budget(self.method, self.steps, self.tolerance, shape, flat.dtype)
         start = options.get("y0")
         if start is not None:
-            start = fitting("y0", ravel_pytree(start)[0], flat.shape, "the right-hand side", flat).reshape(
-                1, *shape
-            )
+            start = fitting("y0", ravel_pytree(start)[0], flat.shape, "the right-hand side", flat)
+            start = start.reshape(1, *shape)
         raw = solve_systems(program_of(self.method).ready(), problems, own, steps, tolerance, start)
         value, status, taken, residuals = (part[0] for part in raw[:4])
         stats = {"num_steps": taken, "max_steps": steps, "status": status, "residuals": residuals}
@@ -114,9 +113,8 @@ class LearnedSolver(lx.AbstractLinearSolver[State]):
         return jax.tree.map(lambda leaf: leaf[None], Operator(product, arrays, b, known))
 
     def transpose(self, state: State, options: dict[str, Any]) -> tuple[State, dict[str, Any]]:
-        return state, {
-            name: value for name, value in options.items() if name != "y0"
-        }  # of another right-hand side
+        # y0 is that of another right-hand side
+        return state, {name: value for name, value in options.items() if name != "y0"}
 
     def conj(self, state: State, options: dict[str, Any]) -> tuple[State, dict[str, Any]]:
         return state, options

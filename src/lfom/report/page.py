@@ -65,17 +65,14 @@ def _missing(missing: Mapping[str, str]) -> str:
     """What a reader would look for in vain."""
     if not missing:
         return ""
-    lines = "\n".join(
-        f"<li><code>{escape(name)}</code> {escape(why)}</li>" for name, why in sorted(missing.items())
-    )
-    return f'<section class="missing" aria-label="Not in this report">\n<h2>Not in this report</h2>\n<ul>\n{lines}\n</ul>\n</section>'
+    known = [f"<li><code>{escape(name)}</code> {escape(why)}</li>" for name, why in sorted(missing.items())]
+    head = '<section class="missing" aria-label="Not in this report">\n<h2>Not in this report</h2>'
+    return "\n".join([head, "<ul>", *known, "</ul>\n</section>"])
 
 
 def _contents(owner: str, results: list[Result]) -> str:
-    lines = "\n".join(
-        f'<li><a href="#{escape(result.name)}">{escape(result.meta.title)}</a></li>' for result in results
-    )
-    return f"<h2>{escape(owner)}</h2>\n<ol>\n{lines}\n</ol>"
+    lines = [f'<li><a href="#{escape(one.name)}">{escape(one.meta.title)}</a></li>' for one in results]
+    return "\n".join([f"<h2>{escape(owner)}</h2>", "<ol>", *lines, "</ol>"])
 
 
 def _owned(owner: str, results: list[Result]) -> str:
@@ -97,9 +94,8 @@ def _counts(found: list[Result]) -> str:
         return "No experiment has finished yet. Run <code>lfom reproduce</code>."
     by_owner: dict[str, list[str]] = {}
     for (owner, _), claims in claims_by_group(found).items():
-        by_owner.setdefault(owner, []).extend(
-            claim.verdict for _, claim in claims if claim.verdict in VERDICTS
-        )
+        verdicts = [claim.verdict for _, claim in claims if claim.verdict in VERDICTS]
+        by_owner.setdefault(owner, []).extend(verdicts)
     return " ".join(_counted(owner, verdicts) for owner, verdicts in by_owner.items() if verdicts)
 
 
@@ -124,9 +120,13 @@ def _run(found: list[Result]) -> str:
         "With": "; ".join(dict.fromkeys(meta.versions for meta in metas if meta.versions)),
         "Finished": max((meta.finished for meta in metas), default=""),
     }
-    return "\n".join(
-        f"<div><dt>{key}</dt><dd>{escape(value)}</dd></div>" for key, value in facts.items() if value
-    )
+    return _facts(facts)
+
+
+def _facts(facts: dict[str, str]) -> str:
+    """Those that are known."""
+    known = {key: escape(value) for key, value in facts.items() if value}
+    return "\n".join(f"<div><dt>{key}</dt><dd>{value}</dd></div>" for key, value in known.items())
 
 
 def _section(result: Result, shown: tuple[Panel, ...]) -> str:
@@ -162,11 +162,8 @@ def _settings(result: Result) -> str:
         "Took": f"{duration(meta.seconds)} by itself",
         "Finished": meta.finished,
     }
-    lines = "\n".join(
-        f"<div><dt>{key}</dt><dd>{escape(value)}</dd></div>" for key, value in facts.items() if value
-    )
     command = f'<code class="command">{escape(meta.command)}</code>'
-    return f'<h3>Settings</h3>\n<dl class="run">\n{lines}\n</dl>\n<p class="again">This figure again: {command}</p>'
+    return f'<h3>Settings</h3>\n<dl class="run">\n{_facts(facts)}\n</dl>\n<p class="again">This figure again: {command}</p>'
 
 
 def _static(result: Result) -> str:

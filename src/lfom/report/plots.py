@@ -57,9 +57,8 @@ def saved(figure: Figure, kind: str = "png") -> bytes:
 def plot_experiment(folder: Path) -> None:
     """Draw figure.png and figure.svg of an experiment folder from its curves.csv and meta.json."""
     folder = Path(folder)
-    result = read_experiment(folder)
     with our_settings():
-        figure = draw(result)
+        figure = draw(read_experiment(folder))
         for kind in ("png", "svg"):
             write_whole(folder / f"figure.{kind}", saved(figure, kind))
 
@@ -99,9 +98,8 @@ def draw(result: Result) -> Figure:
         draw_panel(figure.add_subplot(grid[index // columns, index % columns]), panel)
     edge = 0.12 / width
     figure.text(edge, 1 - 0.1 / height, "\n".join(title), fontsize=11.5, weight="bold", va="top")
-    figure.text(
-        edge, 0.08 / height, "\n".join(note), fontsize=7.5, color="#555555", va="bottom", linespacing=1.3
-    )
+    quiet: dict[str, Any] = {"fontsize": 7.5, "color": "#555555", "va": "bottom", "linespacing": 1.3}
+    figure.text(edge, 0.08 / height, "\n".join(note), **quiet)
     figure.legend(
         handles=handles,
         loc="upper left",
@@ -127,23 +125,19 @@ def draw_panel(axes: Axes, panel: Panel) -> None:
     # Wide lines first: a thin one on top of them stays visible.
     for series in sorted(shown, key=lambda one: -_style(one)["linewidth"]):
         draw_series(axes, series, low)
-    axes.set_ylim(low, high)
-    axes.set_xlabel(panel.x_label)
-    axes.set_ylabel(panel.y_label)
+    axes.set(ylim=(low, high), xlabel=panel.x_label, ylabel=panel.y_label)
     if panel.log_x:
         axes.set_xscale("log")
         decades = math.log10(panel.xs[-1] / panel.xs[0])
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < 2 else (1,)))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _tick(x)))
+        axes.xaxis.set_major_formatter(
+            FuncFormatter(lambda x, _: position(x) if 1e-3 <= x < 1e6 else f"{x:.0e}")
+        )
         axes.xaxis.set_minor_formatter(NullFormatter())
     if panel.ticks:
         axes.set_xticks(panel.ticks)
     if panel.whole_x:
         axes.set_xlim(panel.xs[0] - 0.15, panel.xs[-1] + 0.15)
-
-
-def _tick(x: float) -> str:
-    return position(x) if 1e-3 <= x < 1e6 else f"{x:.0e}"
 
 
 def draw_series(axes: Axes, series: Series, edge: float) -> None:

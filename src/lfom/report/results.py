@@ -164,9 +164,8 @@ def _by_seed(main: Result, others: Sequence[Result]) -> dict[str, dict[int, str]
     table: dict[str, dict[int, str]] = {}
     for seed in sorted(same) if len(same) > 1 else ():
         for claim in same[seed].claims:
-            if claim.verdict == MEASURED:
-                continue
-            table.setdefault(claim.id, {})[seed] = claim.verdict
+            if claim.verdict != MEASURED:
+                table.setdefault(claim.id, {})[seed] = claim.verdict
     return table
 
 
@@ -181,17 +180,13 @@ class Damaged(InputError):
 
 def made_again(folder: Path) -> str:
     """The command that makes the results of a folder again: what they say themselves, where that can be read."""
+    rest, name = "", shlex.quote(folder.name)
     try:
         said = json.loads((folder / "meta.json").read_bytes())["command"]
         assert said.startswith("lfom reproduce ")
     except Exception:  # whatever is wrong with it: it is damaged
-        name = shlex.quote(folder.name)
-        said, rest = (
-            f"lfom reproduce {name}",
-            f" (an experiment of your own by its Python file, not by {name})",
-        )
-    else:
-        rest = ""
+        said = f"lfom reproduce {name}"
+        rest = f" (an experiment of your own by its Python file, not by {name})"
     force = "" if said.endswith(" --force") else " --force"
     return said + force + elsewhere(folder.parent) + rest
 
@@ -268,13 +263,17 @@ def _scales(value: Any) -> str | dict[str, str]:
     return scales if known else _expected("linear or log")
 
 
-def _field(path: Path, where: str, content: dict[str, Any], key: str, read: Callable[[Any], Any]) -> Any:
+def _read(path: Path, what: str, value: Any, reader: Callable[[Any], Any]) -> Any:
+    try:
+        return reader(value)
+    except ValueError as error:
+        _damaged(path, f"{what} is {value!r}, expected {error}")
+
+
+def _field(path: Path, where: str, content: dict[str, Any], key: str, reader: Callable[[Any], Any]) -> Any:
     if key not in content:
         _damaged(path, f"{where} has no {key!r}")
-    try:
-        return read(content[key])
-    except ValueError as error:
-        _damaged(path, f"{key!r} of {where} is {content[key]!r}, expected {error}")
+    return _read(path, f"{key!r} of {where}", content[key], reader)
 
 
 def _meta(path: Path) -> tuple[Meta, int | None]:
@@ -348,10 +347,7 @@ def _row(path: Path, number: int, line: dict[Any, Any], meta: Meta) -> Row:
         _damaged(path, f"line {number} does not have {len(COLUMNS)} fields")
 
     def read(column: str, reader: Callable[[str], Any]) -> Any:
-        try:
-            return reader(line[column])
-        except ValueError as error:
-            _damaged(path, f"{column} on line {number} is {line[column]!r}, expected {error}")
+        return _read(path, f"{column} on line {number}", line[column], reader)
 
     def place(text: str) -> float:
         logarithmic = for_measure(meta.x_scale, line["measure"], "linear") == "log"
@@ -359,11 +355,8 @@ def _row(path: Path, number: int, line: dict[Any, Any], meta: Meta) -> Row:
         return x if x > 0 or not logarithmic else _expected("more than 0 on a logarithmic axis")
 
     read("experiment", _one_of(meta.experiment))
-    readers = READERS | {
-        "x": place,
-        "training": _one_of(*meta.trainings),
-        "scored_on": _one_of(*meta.scored_on),
-    }
+    listed = {"training": _one_of(*meta.trainings), "scored_on": _one_of(*meta.scored_on)}
+    readers = READERS | listed | {"x": place}
     return Row(**{column: read(column, reader) for column, reader in readers.items()})
 
 

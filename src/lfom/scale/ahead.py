@@ -45,8 +45,7 @@ def ahead(items: Iterable[T], size: int = AHEAD) -> Iterator[T]:
                 if close is not None:
                     close()
 
-    thread = threading.Thread(target=fill, daemon=True)
-    thread.start()
+    threading.Thread(target=fill, daemon=True).start()
     try:
         while True:
             what, item = waiting.get()

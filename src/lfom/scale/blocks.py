@@ -53,16 +53,8 @@ def map_blocks(
         "options": (float(ridge), steps, tolerance, bool(jax.config.jax_enable_x64)),  # type: ignore[attr-defined]
     }
     given: tuple[Any, ...] = (sides, "pn") if shared else (sides, "pn", matrix.rechunk({1: -1, 2: -1}), "pab")
-    packed = da.blockwise(
-        _solved,
-        "pw",
-        *given,
-        new_axes={"w": d + 1},
-        dtype=dtype,
-        concatenate=True,
-        meta=np.zeros((0, 0), dtype),
-        **common,
-    )
+    made: dict[str, Any] = {"new_axes": {"w": d + 1}, "dtype": dtype, "meta": np.zeros((0, 0), dtype)}
+    packed = da.blockwise(_solved, "pw", *given, concatenate=True, **made, **common)
     return Blocks(packed[:, :d], packed[:, d].astype(np.int64))
 
 

@@ -45,8 +45,11 @@ def connected(cluster: str, one_core: bool = True) -> Iterator[Any]:
     distributed = extra("distributed", "--cluster")
     if not isinstance(cluster, str) or not cluster:
         raise InputError(f"cluster is {cluster!r}: pass local:N, or the address of a Dask scheduler.")
-    if cluster.partition(":")[0] == "local":
-        with _local(distributed, _workers(cluster), one_core) as client:
+    kind, _, workers = cluster.partition(":")
+    if kind == "local":
+        if not re.fullmatch(r"[1-9]\d{0,3}", workers):
+            raise InputError(f"cluster is {cluster!r}: write local:N with N processes, such as local:2.")
+        with _local(distributed, int(workers), one_core) as client:
             yield client
         return
     try:
@@ -65,12 +68,6 @@ def connected(cluster: str, one_core: bool = True) -> Iterator[Any]:
                 f"`dask worker {cluster}`."
             ) from None
         yield client
-
-
-def _workers(cluster: str) -> int:
-    if not re.fullmatch(r"local:[1-9]\d{0,3}", cluster):
-        raise InputError(f"cluster is {cluster!r}: write local:N with N processes, such as local:2.")
-    return int(cluster.partition(":")[2])
 
 
 @contextlib.contextmanager
@@ -107,8 +104,7 @@ def _local(distributed: Any, workers: int, one_core: bool) -> Iterator[Any]:
     finally:  # Dask sets the workers' environment in this process too
         for name in environment:
             os.environ.pop(name, None)
-            if name in before:
-                os.environ[name] = before[name]
+        os.environ.update({name: before[name] for name in environment if name in before})
 
 
 def spread(client: Any, work: Callable[..., Any], jobs: Iterable[Job], waiting: int = 0) -> Iterator[Ended]:
@@ -144,14 +140,12 @@ def spread(client: Any, work: Callable[..., Any], jobs: Iterable[Job], waiting: 
                 elif failures[name] < TIMES:
                     start((name, arguments))
                 else:
-                    yield name, None, f"failed {failures[name]} times: {_why(error, killed)}"
+                    died = "its worker was killed (memory may have run out)"
+                    why = died if killed else f"{type(error).__name__}: {error}"
+                    yield name, None, f"failed {failures[name]} times: {why}"
     finally:
         with contextlib.suppress(Exception):  # the scheduler may be gone
             client.cancel(list(running), force=True)
-
-
-def _why(error: BaseException, killed: bool) -> str:
-    return "its worker was killed (memory may have run out)" if killed else f"{type(error).__name__}: {error}"
 
 
 def _finished(distributed: Any, futures: list[Any], watch: "Watch") -> list[Any]:
@@ -192,9 +186,8 @@ class Watch:
         if self.client.status != "running":
             raise self.gone()
         try:
-            self.known = sum(
-                self.client.sync(self.client.scheduler.ncores, callback_timeout=CONNECTING).values()
-            )
+            threads = self.client.sync(self.client.scheduler.ncores, callback_timeout=CONNECTING)
+            self.known = sum(threads.values())
         except Exception:
             raise self.gone() from None
         if self.known:

@@ -37,9 +37,8 @@ def end_of(name: str, solution: Solution) -> PieceEnd:
     found, counts = np.unique(status, return_counts=True)
     failed = int(statuses.failed(status).any(axis=1).sum())
     meaning = {int(s): solution.meaning[int(s)] for s in found}
-    return PieceEnd(
-        name, MADE, len(status), failed, dict(zip(found.tolist(), counts.tolist(), strict=True)), meaning
-    )
+    often = dict(zip(found.tolist(), counts.tolist(), strict=True))
+    return PieceEnd(name, MADE, len(status), failed, often, meaning)
 
 
 @dataclass

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from glob import glob, has_magic
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
@@ -24,20 +24,12 @@ BATCH = 10_000  # problems of a piece, where nobody says it
 PER_PROBLEM = ("X", "y", "A", "b", "weights")  # arrays with a leading axis of problems
 
 
-class Content(Protocol):
-    """What is in a piece. stamp: a text that differs where the content differs."""
-
-    def stamp(self) -> str: ...
-
-    def problems(self) -> Any: ...
-
-
 @dataclass(frozen=True)
 class Piece:
     """read: reads it, now. first: the number of its first problem in arrays that hold them all."""
 
     name: str
-    read: Callable[[], Content]
+    read: "Callable[[], NpzContent | Brought]"
     first: int | None = None
 
 
@@ -123,20 +115,16 @@ def _from_arrays(name: str, arrays: dict[str, Any], batch: int | None) -> Source
     digits = len(str(total))
 
     def piece(first: int) -> Piece:
-        return Piece(
-            f"{first:0{digits}d}", lambda: _cut(name, arrays, first, min(first + size, total)), first
-        )
+        end = min(first + size, total)
+        return Piece(f"{first:0{digits}d}", lambda: _cut(name, arrays, first, end, total), first)
 
     return Source([piece(first) for first in starts], len(starts))
 
 
-def _cut(name: str, arrays: dict[str, Any], first: int, end: int) -> "Brought":
-    total = next(array.shape[0] for key, array in arrays.items() if key in PER_PROBLEM)
-
+def _cut(name: str, arrays: dict[str, Any], first: int, end: int, total: int) -> "Brought":
     def one(key: str, array: Any) -> np.ndarray:
-        shared = key not in PER_PROBLEM and tuple(array.shape) != (
-            total,
-        )  # one ridge for all, or one for each
+        # one ridge for all, or one for each
+        shared = key not in PER_PROBLEM and tuple(array.shape) != (total,)
         return np.asarray(array[...] if shared else array[first:end])
 
     return Brought(f"{name}, problems {first} to {end - 1}", {k: one(k, a) for k, a in arrays.items()})
@@ -157,6 +145,8 @@ class FileReader:
 
 @dataclass(frozen=True)
 class NpzContent:
+    """What is in a piece. stamp: a text that differs where the content differs."""
+
     path: Path
     content: bytes
 

@@ -80,11 +80,8 @@ def solve_shard(
     """What a worker does. What may go better the next time is raised, so that it is tried again."""
     path = Path(file)
     if version != own_version():
-        return PieceEnd(
-            path.stem,
-            FAILED,
-            message=f"this worker has lfom {own_version()}, and {version} asks it: install the same.",
-        )
+        message = f"this worker has lfom {own_version()}, and {version} asks it: install the same."
+        return PieceEnd(path.stem, FAILED, message=message)
     with jax.enable_x64(double):
         piece, sink = Piece(path.stem, FileReader(path)), FolderSink(Path(folder), belongs, force)
         passing = read(piece, sink)

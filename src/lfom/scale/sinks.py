@@ -11,7 +11,7 @@ import json
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,8 @@ from lfom.solving.records import Solution
 
 MARK = ".lfom-solutions.json"  # a folder with this file is ours to write into
 METHOD = ".lfom-method.safetensors"
-OLD = (
-    60.0  # seconds after which nobody is writing any more: another process may be at work in the same folder
-)
+# Seconds after which nobody is writing any more: another process may be at work in the same folder.
+OLD = 60.0
 RECORD = "record"  # the member of a shard that says what it belongs to
 
 
@@ -53,14 +52,11 @@ class Belonging:
         """In words, how what was found differs from what is asked for."""
         if self.run == found.run:
             return None
-        options = ("steps", "tolerance")
-        other = [name for name in options if getattr(self, name) != getattr(found, name)]
-        if other:
-            there, here = (
-                ", ".join(f"{name} {getattr(one, name)}" for name in other) for one in (found, self)
-            )
-            return f"holds solutions with {there}, and {here} was asked for"
-        return "holds solutions of another method"
+        other = [name for name in ("steps", "tolerance") if getattr(self, name) != getattr(found, name)]
+        if not other:
+            return "holds solutions of another method"
+        there, here = (", ".join(f"{name} {getattr(one, name)}" for name in other) for one in (found, self))
+        return f"holds solutions with {there}, and {here} was asked for"
 
 
 def method_checksum(content: bytes) -> str:
@@ -80,15 +76,14 @@ def in_words(problems: Any) -> str:
 class Sink(abc.ABC):
     """keeps: whether it remembers what is finished, so that pieces need a checksum. folder: that its files go to."""
 
-    keeps: bool = True
+    keeps: bool = False
     folder: Path | None = None
 
-    @abc.abstractmethod
     def finished(self, piece: Piece, stamp: str) -> PieceEnd | None:
         """How it ended before; None if it is to be solved."""
+        return None
 
-    @abc.abstractmethod
-    def check(self, problems: Any) -> None:
+    def check(self, problems: Any) -> None:  # noqa: B027 - where nothing is kept, there is nothing to be like
         """Refuse problems that are not like the others here."""
 
     @abc.abstractmethod
@@ -99,16 +94,8 @@ class Sink(abc.ABC):
 class FunctionSink(Sink):
     """Calls function(name, solution), one after the other, in the order of the pieces."""
 
-    keeps = False
-
     def __init__(self, function: Callable[[str, Solution], Any]):
         self.function = function
-
-    def finished(self, piece: Piece, stamp: str) -> None:
-        return None
-
-    def check(self, problems: Any) -> None:
-        return None
 
     def write(self, piece: Piece, stamp: str, solution: Solution, end: PieceEnd) -> None:
         self.function(piece.name, solution)
@@ -116,6 +103,8 @@ class FunctionSink(Sink):
 
 class KeepingSink(Sink):
     """What a folder and a Zarr group share. belongs: to what; force: replace what belongs to something else."""
+
+    keeps = True
 
     def __init__(self, where: str, belongs: Belonging, force: bool):
         self.where, self.belongs, self.force = where, belongs, force
@@ -207,14 +196,10 @@ class FolderSink(KeepingSink):
             ) from None
 
     def remember(self) -> None:
-        known = {name: getattr(self.belongs, name) for name in ("method", "steps", "tolerance", "problems")}
-        write_whole(self.folder / MARK, json.dumps(known, indent=1).encode())
-
-    def path(self, name: str) -> Path:
-        return self.folder / f"{name}.npz"
+        write_whole(self.folder / MARK, json.dumps(asdict(self.belongs), indent=1).encode())
 
     def record(self, piece: Piece) -> dict[str, Any] | None:
-        path = self.path(piece.name)
+        path = self.folder / f"{piece.name}.npz"
         if not path.exists():
             return None
         try:
@@ -229,7 +214,8 @@ class FolderSink(KeepingSink):
 
     def write(self, piece: Piece, stamp: str, solution: Solution, end: PieceEnd) -> None:
         record = np.array(json.dumps(self.recorded(stamp, end)))
-        write_whole(self.path(piece.name), as_npz({**solution_arrays(solution), RECORD: record}))
+        arrays = {**solution_arrays(solution), RECORD: record}
+        write_whole(self.folder / f"{piece.name}.npz", as_npz(arrays))
 
 
 class ZarrSink(KeepingSink):
@@ -261,8 +247,7 @@ class ZarrSink(KeepingSink):
         self.remember()
 
     def remember(self) -> None:
-        known = {name: getattr(self.belongs, name) for name in ("method", "steps", "tolerance", "problems")}
-        self.group.attrs["lfom"] = {"belongs": known, "pieces": self.pieces}
+        self.group.attrs["lfom"] = {"belongs": asdict(self.belongs), "pieces": self.pieces}
 
     def record(self, piece: Piece) -> dict[str, Any] | None:
         return self.pieces.get(piece.name)
@@ -270,21 +255,17 @@ class ZarrSink(KeepingSink):
     def write(self, piece: Piece, stamp: str, solution: Solution, end: PieceEnd) -> None:
         first = piece.first
         if first is None:
-            before = self.pieces.get(piece.name, {"first": None, "problems": None})
-            same = before["problems"] == end.problems
-            first = (
-                before["first"]
-                if same
-                else max((p["first"] + p["problems"] for p in self.pieces.values()), default=0)
-            )
+            first = max((p["first"] + p["problems"] for p in self.pieces.values()), default=0)
+            before = self.pieces.get(piece.name)
+            if before is not None and before["problems"] == end.problems:
+                first = before["first"]
         arrays = solution_arrays(solution)
         if self.pieces.pop(piece.name, None) is not None:
             self.remember()  # while its rows are replaced it is not finished
         for name in ("w", "status", "steps", "residuals", "intercept"):
             if name in arrays:
-                rows = (
-                    arrays[name] if np.ndim(solution.status) else arrays[name][None]
-                )  # one problem, without an axis
+                # one problem comes without an axis
+                rows = arrays[name] if np.ndim(solution.status) else arrays[name][None]
                 write_rows(self.group, name, first, rows, end.problems)
         self.pieces[piece.name] = {"first": first, **self.recorded(stamp, end)}
         self.remember()

@@ -23,13 +23,9 @@ class Passing:
     solution: Solution | None = None
     end: PieceEnd | None = None
 
-    def failed(self, error: BaseException) -> "Passing":
-        message = f"{type(error).__name__}: {error}"
-        return Passing(self.piece, end=PieceEnd(self.piece.name, FAILED, message=message, unexpected=True))
-
-    def refused(self, error: InputError) -> "Passing":
-        """Our own sentences need no name of a class before them."""
-        return Passing(self.piece, end=PieceEnd(self.piece.name, FAILED, message=str(error)))
+    def failed(self, message: str, unexpected: bool) -> "Passing":
+        end = PieceEnd(self.piece.name, FAILED, message=message, unexpected=unexpected)
+        return Passing(self.piece, end=end)
 
 
 def step(stage: Callable[[Passing], Passing], passing: Passing) -> Passing:
@@ -38,10 +34,10 @@ def step(stage: Callable[[Passing], Passing], passing: Passing) -> Passing:
         return passing
     try:
         return stage(passing)
-    except InputError as error:
-        return passing.refused(error)
+    except InputError as error:  # our own sentences need no name of a class before them
+        return passing.failed(str(error), unexpected=False)
     except Exception as error:  # memory, a disk, a user's loss: the other pieces go on
-        return passing.failed(error)
+        return passing.failed(f"{type(error).__name__}: {error}", unexpected=True)
 
 
 def read(piece: Piece, sink: Sink) -> Passing:

@@ -31,9 +31,8 @@ def arrays_of_group(group: Any) -> dict[str, Any]:
         try:
             group = zarr.open_group(group, mode="r")
         except Exception as error:  # of whatever is damaged in it
-            raise InputError(
-                f"{group} cannot be read as a Zarr group ({type(error).__name__}: {error})."
-            ) from None
+            why = f"{type(error).__name__}: {error}"
+            raise InputError(f"{group} cannot be read as a Zarr group ({why}).") from None
     return dict(group.arrays())
 
 
@@ -45,17 +44,15 @@ def opened(given: Any) -> Any:
     try:
         return zarr.open_group(given, mode="a")
     except Exception as error:
-        raise InputError(
-            f"{given} cannot be opened as a Zarr group ({type(error).__name__}: {error})."
-        ) from None
+        why = f"{type(error).__name__}: {error}"
+        raise InputError(f"{given} cannot be opened as a Zarr group ({why}).") from None
 
 
 def write_rows(group: Any, name: str, first: int, values: np.ndarray, chunk: int) -> None:
     """Values at the places first, first + 1, ... of the array of this name, which grows as it must."""
     if name not in group:
-        group.create_array(
-            name, shape=(0, *values.shape[1:]), chunks=(chunk, *values.shape[1:]), dtype=values.dtype
-        )
+        rest = values.shape[1:]
+        group.create_array(name, shape=(0, *rest), chunks=(chunk, *rest), dtype=values.dtype)
     array, end = group[name], first + len(values)
     if array.shape[0] < end:
         array.resize((end, *array.shape[1:]))
