@@ -331,22 +331,49 @@ def a_method(name: str, value: Any) -> Any:
     return instance(name, value, Algorithm, "a method such as lfom.memformer(5, 4, key=jax.random.key(0))")
 
 
+class MadeOf(Algorithm):
+    """An algorithm made of others, which all step: it needs what one of them needs, and has the views that all have."""
+
+    @property
+    @abc.abstractmethod
+    def members(self) -> tuple[Algorithm, ...]: ...
+
+    @property
+    def depth(self) -> int:
+        return self.members[0].depth
+
+    @property
+    def views(self) -> tuple[str, ...]:
+        return common_views(self.members)
+
+    @property
+    def kernel(self) -> Kernel | None:
+        return one_kernel(self.members)
+
+    @property
+    def splits(self) -> bool:
+        return any(member.splits for member in self.members)
+
+    @property
+    def moves_covariates(self) -> bool:
+        return any(member.moves_covariates for member in self.members)
+
+    @property
+    def fills_up(self) -> bool:
+        return all(member.fills_up for member in self.members)
+
+    @property
+    def homogeneous(self) -> bool:
+        return all(member.homogeneous for member in self.members)
+
+
 class OneStep(Algorithm):
     """What answers at once, from all of a problem: optima and exact solutions, to be scored beside methods."""
 
     __repr__ = brief
 
-    @property
-    def depth(self) -> int:
-        return 1
-
-    @property
-    def splits(self) -> bool:
-        return False
-
-    @property
-    def moves_covariates(self) -> bool:
-        return False
+    depth = 1
+    splits, moves_covariates = False, False
 
     def start(self, state: Any, problem: Problem, room: int | None) -> None:
         return None
@@ -528,7 +555,7 @@ def _weights(gates: Float[Array, "heads ..."], gating: str) -> Float[Array, "hea
 _known_weights = jax.jit(_weights, static_argnames="gating")  # one small program instead of several
 
 
-class Mixture(Algorithm):
+class Mixture(MadeOf):
     """Heads with memories of their own; each one's step is multiplied by its gate and summed
     (soft gating, Section 4.2).
 
@@ -555,16 +582,8 @@ class Mixture(Algorithm):
         check_arrays(self)
 
     @property
-    def depth(self) -> int:
-        return self.heads[0].depth
-
-    @property
-    def views(self) -> tuple[str, ...]:
-        return common_views(self.heads)
-
-    @property
-    def kernel(self) -> Kernel | None:
-        return one_kernel(self.heads)
+    def members(self) -> tuple[Algorithm, ...]:
+        return self.heads
 
     @property
     def weights(self) -> Float[Array, "heads ..."]:
@@ -575,22 +594,6 @@ class Mixture(Algorithm):
     def per_prompt(self) -> bool:
         """Whether every prompt has gates of its own."""
         return self.gates.ndim > 1 + self.per_layer
-
-    @property
-    def splits(self) -> bool:
-        return any(head.splits for head in self.heads)
-
-    @property
-    def moves_covariates(self) -> bool:
-        return any(head.moves_covariates for head in self.heads)
-
-    @property
-    def fills_up(self) -> bool:
-        return all(head.fills_up for head in self.heads)
-
-    @property
-    def homogeneous(self) -> bool:
-        return all(head.homogeneous for head in self.heads)
 
     @property
     def from_gradient(self) -> bool:

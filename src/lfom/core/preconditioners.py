@@ -79,11 +79,6 @@ class Preconditioner(eqx.Module):
         return None
 
     @property
-    def numbers(self) -> "Preconditioner":
-        """a_l I where A_l = a_l M."""
-        return self
-
-    @property
     def on_eigenvectors(self) -> "Preconditioner | None":
         """a_l I where A_l = a_l M with one symmetric M: what acts on an eigenvector of M H, H at its
         eigenvalue. None where there is no such M."""
@@ -182,10 +177,6 @@ class Shared(Preconditioner):
     @property
     def common(self) -> Array:
         return self.half
-
-    @property
-    def numbers(self) -> Preconditioner:
-        return Scaled(self.scale)
 
     def begin(self, scales: Float[Array, " depth"]) -> Preconditioner:
         return Shared(scales, unit(self.half.shape[-1], scales.dtype))

@@ -185,12 +185,9 @@ def on_columns(P: Array, Q: Array, state: Columns) -> Columns:
 class Attention(Reader):
     """Linear attention with any P and Q."""
 
+    moves_covariates = True
     P: Float[Array, "depth rows rows ..."] = parameter("P", axes="layers rows rows")
     Q: Float[Array, "depth rows rows ..."] = parameter("Q", axes="layers rows rows")
-
-    @property
-    def moves_covariates(self) -> bool:
-        return True
 
     def on_tokens(self, Z: Array, problem: Any) -> Array:
         return attention(self.P, self.Q, Z) / (Z.shape[1] - 1)
@@ -202,13 +199,10 @@ class Attention(Reader):
 class SoftmaxAttention(Reader):
     """Softmax attention: not linear in its weights, so that it needs all tokens."""
 
+    moves_covariates = True
     W_v: Float[Array, "depth rows rows ..."] = parameter("W_v", axes="layers rows rows")
     W_k: Float[Array, "depth rows rows ..."] = parameter("W_k", axes="layers rows rows")
     W_q: Float[Array, "depth rows rows ..."] = parameter("W_q", axes="layers rows rows")
-
-    @property
-    def moves_covariates(self) -> bool:
-        return True
 
     def on_tokens(self, Z: Array, problem: Any) -> Array:
         return softmax_attention(self.W_v, self.W_k, self.W_q, Z) / (Z.shape[1] - 1)
@@ -217,27 +211,23 @@ class SoftmaxAttention(Reader):
 LARGEST = 5.0  # exp grows no further: of Gaussian covariates exp(x.Qx) may have no mean
 
 
-def _exp(weights: Array) -> Array:
-    return jnp.exp(jnp.minimum(weights, LARGEST))
-
-
-ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"relu": jax.nn.relu, "exp": _exp}
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "relu": jax.nn.relu,
+    "exp": lambda weights: jnp.exp(jnp.minimum(weights, LARGEST)),
+}
 
 
 class ActivatedAttention(Reader):
     """Attention whose weights pass through an activation, entry by entry: P Z M s(Z^T Q Z), s(t) = max(t, 0) or
     exp(t), which ends at e^5. It needs all tokens."""
 
+    moves_covariates = True
     P: Float[Array, "depth rows rows ..."] = parameter("P", axes="layers rows rows")
     Q: Float[Array, "depth rows rows ..."] = parameter("Q", axes="layers rows rows")
     activation: str = eqx.field(static=True)  # type: ignore[misc]  # a name of ACTIVATIONS
 
     def __check_init__(self) -> None:
         known("activation", self.activation, ACTIVATIONS)
-
-    @property
-    def moves_covariates(self) -> bool:
-        return True
 
     def on_tokens(self, Z: Array, problem: Any) -> Array:
         context = Z.at[:, -1].set(0)

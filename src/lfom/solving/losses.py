@@ -155,15 +155,16 @@ def doubt(w: Float[Array, "problems *shape"], norms: Float[Array, " problems"]) 
 
 
 def solve_losses(
-    program: Program,
-    problems: Objective,
     own: int,
     steps: int,
-    tolerance: Array | None,
+    program: Program,
+    problems: Objective,
+    start: None,
+    tolerance: Array | None = None,
     written: bool = False,
 ) -> Raw:
     """`own` steps of the method, then gradient steps with a line search up to `steps`; all of them
-    where its steps end above the start's loss. No problem's numbers reach another one."""
+    where its steps end above the start's loss. No problem's numbers reach another one. start: problems hold it."""
     first = begin(problems, starts(problems), steps)
     values = jax.vmap(lambda one, w: one.value(w))
     value = values(problems, first.state.w)

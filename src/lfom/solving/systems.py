@@ -205,7 +205,7 @@ def solve_systems(
     written: bool = False,
 ) -> Raw:
     """`own` steps of the method, conjugate gradients up to `steps`; all of them where its steps fail their
-    check. start: where they begin, by default at 0. written: see `derivatives.by_steps`."""
+    check. start: where they begin, by default at 0. written: see `derivatives.differentiated`."""
     centred = Centred.of(given, start, program.method.homogeneous)
     problems = centred.problems
     first = begin(problems, starts(problems), steps)

@@ -263,18 +263,11 @@ def run_adam(phase: Phase, adam: Adam, setting: Setting, state: State) -> State:
         if (left_out > LEFT_OUT).any() or not np.isfinite(np.asarray(trained)).all():
             told = np.where(left_out > LEFT_OUT, np.nan, 0.0)
             raise setting.diverged(told, state, f"Adam step {state.step * steps}")
-        record = {
-            "phase": phase.name,
-            "number": state.phase,
-            "level": 0,
-            "step": (state.step + 1) * steps,
-            "prompts": adam.batch,
-            "log_loss": np.log(np.maximum(_last(losses), 1e-300)).tolist(),
-        } | ({"left_out": left_out.tolist()} if left_out.any() else {})
         extra = {f"adam_{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(moments))}
         found = state.vectors.copy()
         found[..., index] = trained
-        state = State(state.phase, 0, state.step + 1, found, extra, (*state.history, record))
-        if setting.watch:
-            setting.watch(state, record)
+        log_loss = np.log(np.maximum(_last(losses), 1e-300)).tolist()
+        facts = {"step": (state.step + 1) * steps, "prompts": adam.batch, "log_loss": log_loss}
+        facts |= {"left_out": left_out.tolist()} if left_out.any() else {}
+        state = setting.passed(phase, state, found, 0, extra, **facts)
     return state

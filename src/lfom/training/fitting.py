@@ -25,7 +25,7 @@ from lfom.core.methods import Algorithm, a_method
 from lfom.core.parameters import check_dimension, check_layers, leaves, replaced
 from lfom.core.parameters import kinds as kinds_of
 from lfom.core.runs import PerRun, by_run, common_runs, each_run
-from lfom.core.states import VIEWS, common
+from lfom.core.states import VIEWS, cheapest
 from lfom.core.vectors import Parameters, check_constants, from_vector, parameters, vector_of
 from lfom.core.words import in_words
 from lfom.training.adam import Adam
@@ -298,13 +298,7 @@ def default_optimiser(
 
 def trained_view(model: Algorithm, views: tuple[str, ...] = VIEWS) -> str:
     """The cheapest view that the model has, of those that its prompts can be read in."""
-    found = common(model.views, views)
-    if not found:
-        raise InputError(
-            "this model has no view: its reader and its coefficients do not run in the same one. Run it to see "
-            "which part needs which."
-        )
-    return found[0]
+    return cheapest("this model", model.views, views)
 
 
 def _groups_of(train: Any) -> list[tuple[str, ...] | None]:

@@ -139,10 +139,7 @@ def _spectral(phase: Phase, options: LeastSquares, setting: Setting, state: Stat
     if setting.tick:
         setting.tick(0.3)
     prompts = int(PROMPTS * options.prompts) if options.last is None else options.last
-    found, record = spectral_state(phase, setting, state, matrices, prompts)
-    if setting.watch:
-        setting.watch(found, record)
-    return found
+    return spectral_state(phase, setting, state, matrices, prompts)
 
 
 @runtime_checkable
@@ -221,24 +218,10 @@ def run_least_squares(phase: Phase, options: LeastSquares, setting: Setting, sta
         loss = np.take_along_axis(total, best[..., None], axis=-1)[..., 0] / judged[:, 0]
         gains = bool((relative >= options.gain).any()) or (last and not phase.careful)
         finished = not gains or done + 1 >= most
-        record = {
-            "phase": phase.name,
-            "number": state.phase,
-            "level": state.level,
-            "step": state.step,
-            "prompts": len(training) * setting.source.chunk,
-            "log_loss": np.log(np.maximum(loss, 1e-300)).tolist(),
-        }
-        state = State(
-            state.phase,
-            state.level + finished,
-            state.step + 1,
-            vectors,
-            kept if last else {},
-            (*state.history, record),
-        )
-        if setting.watch:
-            setting.watch(state, record)
+        prompts, log_loss = len(training) * setting.source.chunk, np.log(np.maximum(loss, 1e-300)).tolist()
+        facts = {"step": state.step, "prompts": prompts, "log_loss": log_loss}
+        level, extra = state.level + finished, kept if last else {}
+        state = setting.passed(phase, state, vectors, level, extra, **facts)
     return state if phase.careful or fixed else _with_best_coefficients(passes, levels[-1], setting, state)
 
 

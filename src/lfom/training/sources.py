@@ -23,6 +23,8 @@ from lfom.prompts.prompt import Prompt, checked, problem_of
 class Fresh(eqx.Module):
     """Prompts drawn from distributions (one per run, on a leading axis), as many as are asked for."""
 
+    is_fixed = False
+
     distributions: Any
     runs: int = eqx.field(static=True)
     chunk: int = eqx.field(static=True)
@@ -40,10 +42,6 @@ class Fresh(eqx.Module):
     @property
     def dimension(self) -> int:
         return self.distributions.dimension
-
-    @property
-    def is_fixed(self) -> bool:
-        return False
 
     @property
     def is_quadratic(self) -> bool:
@@ -70,36 +68,30 @@ class Fixed(eqx.Module):
     """A set of prompts per run, cut into chunks: arrays (runs, chunks, ..., chunk). The last
     chunk is filled up with empty prompts, whose residuals are zero."""
 
-    chunks: Quadratic | JointGram | LinkExamples
+    is_fixed = True
+
+    arrays: Quadratic | JointGram | LinkExamples
     prompts: int = eqx.field(static=True)
     chunk: int = eqx.field(static=True)
     training: int = eqx.field(static=True)  # chunks that are trained on; the others judge steps
     held: int = eqx.field(static=True)  # prompts in those others; 0: steps are judged on all
 
     @property
-    def arrays(self) -> Any:
-        return self.chunks
-
-    @property
     def runs(self) -> int:
-        return int(self.chunks.target.shape[0])
+        return int(self.arrays.target.shape[0])
 
     @property
     def dimension(self) -> int:
-        return int(self.chunks.probe.shape[3])
-
-    @property
-    def is_fixed(self) -> bool:
-        return True
+        return int(self.arrays.probe.shape[3])
 
     @property
     def is_quadratic(self) -> bool:
-        return self.chunks.is_quadratic
+        return self.arrays.is_quadratic
 
     def ranges(self, prompts: int) -> tuple[range, range, int]:
         """The whole set, whatever number was asked for."""
         training = range(self.training)
-        total = self.chunks.target.shape[1]
+        total = self.arrays.target.shape[1]
         return (
             (training, range(self.training, total), self.held)
             if self.held
@@ -121,24 +113,18 @@ class Fixed(eqx.Module):
 class FixedTokens(eqx.Module):
     """A set of prompts per run for what reads tokens: arrays (runs, prompts, ...)."""
 
-    tokens: Tokens | LinkTokens
+    is_fixed = True
+
+    arrays: Tokens | LinkTokens
     chunk: int = eqx.field(static=True)
 
     @property
-    def arrays(self) -> Any:
-        return self.tokens
-
-    @property
     def runs(self) -> int:
-        return int(self.tokens.Z_0.shape[0])
+        return int(self.arrays.Z_0.shape[0])
 
     @property
     def dimension(self) -> int:
-        return self.tokens.unknowns()
-
-    @property
-    def is_fixed(self) -> bool:
-        return True
+        return self.arrays.unknowns()
 
     def batch(self, tokens: Any, key: Array, size: int, averaged: bool = False) -> Problem:
         """A random subset of the set, or all of it."""
