@@ -36,9 +36,8 @@ class LinkTokens(OnTokens):
     target: Float[Array, "*prompts"]
     asked: Float[Array, "*prompts"]  # 1; 0 for a prompt that only fills up a batch
     link: Link = eqx.field(static=True)
-    asks_context: bool = eqx.field(
-        static=True, default=False
-    )  # answers are x.w of the context's own examples
+    # answers are x.w of the context's own examples
+    asks_context: bool = eqx.field(static=True, default=False)
 
     @staticmethod
     def of(prompt: Any) -> "LinkTokens":

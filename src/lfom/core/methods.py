@@ -17,6 +17,7 @@ from lfom.core.checks import InputError, instance, known
 from lfom.core.kernels import Kernel
 from lfom.core.memories import Forget, Memory
 from lfom.core.parameters import check_arrays, dimension, outline, parameter, part, replaced, sizes
+from lfom.core.parts import Reading
 from lfom.core.preconditioners import Full
 from lfom.core.problems import Problem, Quadratic
 from lfom.core.readers import Gradient, Reader
@@ -58,7 +59,7 @@ class Door:
         return self.function if instance is None else partial(self.function, instance)
 
 
-class Algorithm(eqx.Module):
+class Algorithm(Reading):
     """A first-order method of fixed depth: its step, and what it needs of a state.
 
     >>> import lfom
@@ -77,11 +78,6 @@ class Algorithm(eqx.Module):
     @abc.abstractmethod
     def views(self) -> tuple[str, ...]:
         """Where it can run, the cheapest first."""
-
-    @property
-    def kernel(self) -> Kernel | None:
-        """That of its attention, where it has a kernel view."""
-        return None
 
     @property
     @abc.abstractmethod
@@ -129,33 +125,6 @@ class Algorithm(eqx.Module):
         """A_l of all layers, (depth, d, d), where a step is A_l^T times minus the gradient and nothing else; else None."""
         return None
 
-    def without_kernel(self) -> "Algorithm":
-        """The same for problems that hold the matrices of its kernel, so that kernels share what is compiled."""
-        return self
-
-    @property
-    def on_eigenvectors(self) -> "Algorithm | None":
-        """What it is on a problem of one unknown, an eigenvalue of M H, where its answers are polynomials in
-        M H with M one symmetric matrix; else None."""
-        return None
-
-    @property
-    def on_eigenvalues(self) -> "Algorithm | None":
-        """The same where its layers act on each eigenvalue by itself, GD++ included; else None."""
-        return self.on_eigenvectors
-
-    def ready(self) -> "Algorithm":
-        """The same, with what every layer needs computed once."""
-        return self
-
-    def look(self, problem: Problem) -> Any:
-        """What it needs of a problem and every layer would otherwise compute again."""
-        return None
-
-    def bind(self, seen: Any) -> "Algorithm":
-        """The same for the problem that it looked at."""
-        return self
-
     def prepared(self, problem: Problem) -> "Algorithm":
         """The algorithm to run on this problem, with what every layer needs computed once."""
         return self.ready().bind(self.look(problem))
@@ -170,11 +139,6 @@ class Algorithm(eqx.Module):
         """Whether its answer is multiplied by c where all labels are."""
         return True
 
-    @property
-    def from_gradient(self) -> bool:
-        """Whether it needs nothing of a problem but its gradients."""
-        return False
-
     def parts(self) -> tuple[Reader, Memory]:
         """Its one reader and its one memory."""
         raise InputError(
@@ -188,14 +152,6 @@ class Algorithm(eqx.Module):
     def marked(self, past: Any, going: Array) -> Any:
         """What is remembered, knowing whether the problem goes on: one that is done needs no work."""
         return past
-
-    def begin(self, scales: Float[Array, " depth"]) -> "Algorithm":
-        """Where training begins, with these step sizes."""
-        return self
-
-    def write(self, found: Any) -> "Algorithm":
-        """What training that began as `begin` says has found, in this one's parameters."""
-        return found
 
     def first_steps(self, depth: int) -> np.ndarray:
         """Step sizes to begin with, relative to one over the mean eigenvalue."""

@@ -32,7 +32,7 @@ BLOCK = 100  # steps between two looks at the host, where batches change more of
 
 
 @dataclass(frozen=True)
-class Adam:
+class Adam(checks.SelfChecked):
     """The protocol; the defaults are those of the paper's text and docs/mathematics.md 2.14.
 
     schedule: "constant", or "cosine" (down to zero over all steps). warmup: so many of the steps at first, in
@@ -87,9 +87,6 @@ class Adam:
                 )
         if not 0 <= self.warmup < self.steps:
             raise checks.InputError(f"warmup is {self.warmup}: it is a part of the {self.steps} steps.")
-
-    def __post_init__(self) -> None:
-        self.__check_init__()
 
     def check_view(self, view: str) -> None:
         """Adam trains in every view; tokens hold one query."""
@@ -252,9 +249,8 @@ def run_adam(phase: Phase, adam: Adam, setting: Setting, state: State) -> State:
     while state.step * steps < adam.steps:
         keys = setting.keys(state.phase, state.step)
         batches = _batches(setting.source, keys, adam.batch, count, adam.averaged)
-        if (
-            lies is not None and batches.prompts_last
-        ):  # sums over tokens round as many models at once are compiled
+        # sums over tokens round as many models at once are compiled
+        if lies is not None and batches.prompts_last:
             batches = jax.device_put(batches, NamedSharding(lies.mesh, PartitionSpec(None, *lies.spec)))
             vectors, trained, moments = jax.device_put((vectors, trained, moments), lies)
         trained, moments, losses = block(vectors, trained, moments, batches)

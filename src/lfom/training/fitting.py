@@ -83,14 +83,6 @@ class Fit:
 
     def model(self, run: int = 0, depth: int | None = None) -> Any:
         """The trained model of one run and depth."""
-        return self._pick(run, depth)
-
-    def per_run(self, depth: int | None = None) -> PerRun:
-        """The models of one depth for all runs, as `evaluate` takes them."""
-        models = [self._pick(run, depth) for run in range(self.runs)]
-        return PerRun(models)
-
-    def _pick(self, run: int, depth: int | None) -> Any:
         checks.count("run", run, 0)
         if depth is not None:
             checks.count("depth", depth)
@@ -101,6 +93,10 @@ class Fit:
             raise InputError(f"depth is {depth}: this fit has the depths {list(self.depths)}.")
         vector = self.vectors[run, self.depths.index(depth)]
         return from_vector(self.template, vector).truncated(depth)
+
+    def per_run(self, depth: int | None = None) -> PerRun:
+        """The models of one depth for all runs, as `evaluate` takes them."""
+        return PerRun([self.model(run, depth) for run in range(self.runs)])
 
 
 def fit(

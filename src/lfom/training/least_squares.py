@@ -33,16 +33,14 @@ CAREFUL = (1e-1, 1.0, 10.0, 100.0)  # when many parameters are freed at once: sh
 PER_PROMPT = 1e4  # operations of a pass for one prompt, at the least
 FEWEST = 5  # chunks of a pass, for shallow models too
 MOST_PROMPTS = 100  # as a factor: a larger one was meant as a number
-DEEP, MANY_MORE = (
-    5,
-    4,
-)  # from so many layers on, coefficients are found once more, from so many times the prompts
+# from so many layers on, coefficients are found once more, from so many times the prompts
+DEEP, MANY_MORE = 5, 4
 SLICE = 10  # chunks per compiled call, so that progress shows and Ctrl-C is heard
 LARGER = 128  # the same on an accelerator
 
 
 @dataclass(frozen=True)
-class LeastSquares:
+class LeastSquares(checks.SelfChecked):
     """How least squares spends its prompts.
 
     first: prompts of a pass in the beginning. last: prompts of the final passes; None lets both
@@ -95,9 +93,6 @@ class LeastSquares:
                 f"prompts is {self.prompts}: it is a factor on the usual number, above 0 and at most {MOST_PROMPTS}. Say "
                 "numbers of prompts as first and last."
             )
-
-    def __post_init__(self) -> None:
-        self.__check_init__()
 
     def check_view(self, view: str) -> None:
         """Residuals of tokens are not a function of few moments, and their queries cannot be averaged out."""

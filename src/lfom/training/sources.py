@@ -179,11 +179,8 @@ def _one_batch(item: Any, view: str) -> Prompt:
     return item if item.batched else jax.tree.map(lambda a: a[None], item)
 
 
-LAST = {
-    "iterates": Quadratic,
-    "kernel": KernelMatrix,
-    "joint": JointGram,
-}  # problems with prompts on the last axis
+# problems with prompts on the last axis
+LAST = {"iterates": Quadratic, "kernel": KernelMatrix, "joint": JointGram}
 
 
 def _prompts_last(item: Any, view: str, kernel: Kernel | None) -> Any:
