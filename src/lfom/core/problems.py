@@ -62,9 +62,9 @@ class Problem(eqx.Module):
     def start(self, *, splits: bool, moves_covariates: bool) -> Any:
         """The first state. `splits`: context and query follow tracks of their own."""
 
-    @abc.abstractmethod
     def move(self, state: Any, step: Any) -> Any:
         """The state after a step."""
+        return state + step
 
     @abc.abstractmethod
     def read(self, reader: Any, state: Any) -> Any:
@@ -78,9 +78,9 @@ class Problem(eqx.Module):
     def slope(self, state: Any, direction: Any) -> Array:
         """-grad R(w) . direction, with R the loss of the context."""
 
-    @abc.abstractmethod
     def curvature(self, direction: Any) -> tuple[Array, Any]:
-        """direction . H direction, and the direction with its image under H kept in it."""
+        """direction . H direction, and the direction with its image under H kept in it, where that is known."""
+        return self.conjugacy(direction, direction), direction
 
     def conjugacy(self, left: Any, right: Any) -> Array:
         """left . H right, for two directions."""
@@ -201,15 +201,9 @@ class Tokens(OnTokens):
         labels = jnp.append(prompt.y, jnp.zeros((), prompt.y.dtype))
         return Tokens(jnp.vstack([jnp.vstack([prompt.X, prompt.query]).T, labels]), prompt.target)
 
-    def move(self, state: Array, step: Array) -> Array:
-        return state + step
-
     # The label entries of the context are y - x.w, those of a direction -x.d (docs/mathematics.md 2.6).
     def slope(self, state: Array, direction: Array) -> Array:
         return -jnp.mean(state[-1, :-1] * direction[-1, :-1])
-
-    def curvature(self, direction: Array) -> tuple[Array, Array]:
-        return self.conjugacy(direction, direction), direction
 
     def conjugacy(self, left: Array, right: Array) -> Array:
         return jnp.mean(left[-1, :-1] * right[-1, :-1])
@@ -522,9 +516,6 @@ class JointGram(Problem):
         queries = jnp.broadcast_to(queries, (*queries.shape[:2], *self.context.shape[2:]))
         return Columns(self.context, jnp.concatenate([queries, jnp.zeros_like(queries[:1])]))
 
-    def move(self, state: Columns, step: Columns) -> Columns:
-        return state + step
-
     def read(self, reader: Any, state: Columns) -> Columns:
         found, name = asked(reader, state, state.context.shape, self)
         return Columns(
@@ -537,9 +528,6 @@ class JointGram(Problem):
 
     def slope(self, state: Columns, direction: Columns) -> Array:
         return -dot(state.context[-1], direction.context[-1])
-
-    def curvature(self, direction: Columns) -> tuple[Array, Columns]:
-        return self.conjugacy(direction, direction), direction
 
     def conjugacy(self, left: Columns, right: Columns) -> Array:
         return dot(left.context[-1], right.context[-1])

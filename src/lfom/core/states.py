@@ -6,7 +6,6 @@ one Gamma for the context and another for the query, the two kinds of token foll
 view is the same with one unknown per example. In the joint view the state is a few columns that linear attention cannot tell from all tokens (docs/mathematics.md 6).
 """
 
-import abc
 from collections.abc import Sequence
 from typing import Any
 
@@ -97,19 +96,13 @@ class Iterate(eqx.Module):
 class Change(eqx.Module):
     """What can be added, and multiplied by a number or by one per prompt."""
 
-    @abc.abstractmethod
-    def __add__(self, other: Any) -> Any: ...
-
-    @abc.abstractmethod
-    def __rmul__(self, factor: Array | float) -> Any: ...
-
-    def __mul__(self, factor: Array | float) -> Any:
+    def __mul__(self: Any, factor: Array | float) -> Any:
         return self.__rmul__(factor)
 
-    def __truediv__(self, number: Array | float) -> Any:
+    def __truediv__(self: Any, number: Array | float) -> Any:
         return self.__rmul__(1 / number)
 
-    def __sub__(self, other: Any) -> Any:
+    def __sub__(self: Any, other: Any) -> Any:
         return self + other.__rmul__(-1.0)
 
 

@@ -403,15 +403,9 @@ class GaussianMixture(Distribution):
     def component(self, index: int) -> "GaussianMixture":
         """The distribution of one component alone."""
         keep = slice(index, index + 1)
-        return eqx.tree_at(
-            lambda m: (m.means, m.variances, m.weights),
-            self,
-            (
-                as_array(on_host(self.means)[keep]),
-                as_array(on_host(self.variances)[keep]),
-                as_array(on_host(self.weights)[keep] * 0 + 1),
-            ),
-        )
+        means, variances, weights = (on_host(a)[keep] for a in (self.means, self.variances, self.weights))
+        own = tuple(map(as_array, (means, variances, weights * 0 + 1)))
+        return eqx.tree_at(lambda m: (m.means, m.variances, m.weights), self, own)
 
     def prompt(self, key: PRNGKeyArray) -> Prompt:
         return self._draw(key)[0]

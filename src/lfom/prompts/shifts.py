@@ -186,12 +186,9 @@ class AnyOf(Distribution):
             """Questions that a part does not ask: probe and target 0."""
             return jnp.pad(values, [(0, rows - values.shape[0])] + [(0, 0)] * (values.ndim - 1))
 
-        return Quadratic(
-            jnp.concatenate([one.gram for one in drawn], axis=-1),
-            jnp.concatenate([one.moment for one in drawn], axis=-1),
-            jnp.concatenate([fill(_own_probe(one)) for one in drawn], axis=-1),
-            jnp.concatenate([fill(one.target) for one in drawn], axis=-1),
-        )
+        each = [(one.gram, one.moment, fill(_own_probe(one)), fill(one.target)) for one in drawn]
+        gram, moment, probe, target = (jnp.concatenate(own, axis=-1) for own in zip(*each, strict=True))
+        return Quadratic(gram, moment, probe, target)
 
 
 def _own_probe(quadratics: Quadratic) -> Array:

@@ -100,13 +100,9 @@ def _learned(
     folds, how = _folds(count, seed)
     most = REFINED if iterations is None or iterations else 0
     refinable = min(sum(map(learner.refinable, structures)), most)
-    again = ["refining"] * (len(folds) > 1)
-    course.to_come = [
-        *["trying"] * (len(structures) * len(folds)),
-        *["refining"] * (refinable * len(folds)),
-        *again,
-        "finishing",
-    ]
+    last = ["refining", "finishing"] if len(folds) > 1 else ["finishing"]
+    tries, again = len(structures) * len(folds), refinable * len(folds)
+    course.to_come = [*["trying"] * tries, *["refining"] * again, *last]
 
     def by_structure(kind: str, iterations: dict[Structure, int]) -> dict[Structure, list[Fitted]]:
         jobs = [Trial(one, fold, count) for one, count in iterations.items() for fold in folds]

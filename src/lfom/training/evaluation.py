@@ -227,9 +227,7 @@ def evaluate(
         own = by_run(method)
         check_dimension(method if own is None else own.stacked, first.dimension, name, own is not None)
     entries = _entries(methods, first.dimension, first.views)
-    sources = [take(data, ...)] if each is None else each.each()
-    if len(sources) == 1 and each is None:
-        sources = sources * common_runs(**methods)
+    sources = [take(data, ...)] * common_runs(**methods) if each is None else each.each()
     _check_runs(entries, len(sources))
     if contexts is not None:
         return prefix_scores(entries, sources, contexts, prompts, chunk, key, progress)

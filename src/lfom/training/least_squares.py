@@ -9,6 +9,7 @@ compiled loops, so memory does not grow with their number. Runs and depths are b
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -187,13 +188,8 @@ def run_least_squares(phase: Phase, options: LeastSquares, setting: Setting, sta
         limits = [_limits(chunks, shares) for chunks in (training, judging)]
         judged = judges * (limits[1] - judging.start)[:, None] / len(judging)  # (depths, 1) prompts
         keys = setting.keys(state.phase, state.step)
-        normal, slope = _total(
-            lambda *span, v=state.vectors: passes.equations(v, keys, *span),
-            training,
-            limits[0],
-            setting,
-            (0, 0.7),
-        )
+        equations = partial(passes.equations, state.vectors, keys)
+        normal, slope = _total(equations, training, limits[0], setting, (0, 0.7))
         last = state.level == len(levels) - 1 and not fixed
         if last and state.extra:  # the last passes are added up: together they are one larger sample
             kept = kept_by(state, {"normal": normal.shape, "slope": slope.shape})
@@ -201,9 +197,8 @@ def run_least_squares(phase: Phase, options: LeastSquares, setting: Setting, sta
         if not (np.isfinite(normal).all() and np.isfinite(slope).all()):
             raise setting.diverged(slope.sum(axis=-1), state, f"pass {state.step}")
         candidates = passes.candidates(state.vectors, normal, slope, damping)
-        total, gain, square = _total(
-            lambda *span, c=candidates: passes.score(c, keys, *span), judging, limits[1], setting, (0.7, 1)
-        )
+        score = partial(passes.score, candidates, keys)
+        total, gain, square = _total(score, judging, limits[1], setting, (0.7, 1))
         if not np.isfinite(total[..., 0]).all():
             raise setting.diverged(total[..., 0], state, f"pass {state.step}")
         best, relative = _best(total, gain, square, judged, cautious=phase.careful)
@@ -242,14 +237,8 @@ def _with_best_coefficients(passes: Any, prompts: int, setting: Setting, state: 
         return state
     chunks = range(-(-MANY_MORE * prompts // setting.source.chunk))
     keys = setting.keys(state.phase, state.step + 1)
-    limits = _limits(chunks, passes.shares)
-    found = _total(
-        lambda *span: passes.coefficient_equations(state.vectors, keys, *span),
-        chunks,
-        limits,
-        setting,
-        (0, 1),
-    )
+    equations = partial(passes.coefficient_equations, state.vectors, keys)
+    found = _total(equations, chunks, _limits(chunks, passes.shares), setting, (0, 1))
     return replace(state, vectors=passes.with_best_coefficients(state.vectors, *found))
 
 

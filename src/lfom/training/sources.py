@@ -90,13 +90,8 @@ class Fixed(eqx.Module):
 
     def ranges(self, prompts: int) -> tuple[range, range, int]:
         """The whole set, whatever number was asked for."""
-        training = range(self.training)
-        total = self.arrays.target.shape[1]
-        return (
-            (training, range(self.training, total), self.held)
-            if self.held
-            else (training, training, self.prompts)
-        )
+        training, judging = range(self.training), range(self.training, self.arrays.target.shape[1])
+        return (training, judging, self.held) if self.held else (training, training, self.prompts)
 
     def draw(self, chunks: Any, key: Array, chunk: Array) -> Problem:
         return jax.tree.map(lambda a: a[chunk], chunks)
@@ -197,16 +192,9 @@ def _fixed(sets: list[Any], chunk: int, hold_out: float) -> Fixed:
     held = round(hold_out * prompts)
     # Two separate blocks of chunks, so that no chunk mixes training with judging.
     size = min(chunk, prompts - held, held or prompts)
-    blocks = [range(prompts - held)] + ([range(prompts - held, prompts)] if held else [])
-    order: list[np.ndarray] = []
-    counts = []
-    for block in blocks:
-        index = np.asarray(block)
-        pad = -len(index) % size
-        padded = np.concatenate([index, np.full(pad, -1)]).reshape(-1, size)
-        order.extend(padded)
-        counts.append(len(padded))
-    indices = np.stack(order)
+    blocks = np.split(np.arange(prompts), [prompts - held])
+    padded = [np.pad(own, (0, -len(own) % size), constant_values=-1).reshape(-1, size) for own in blocks]
+    indices = np.concatenate(padded)
 
     def cut(array: Any) -> Array:
         """On the host: nothing is compiled for it."""
@@ -220,4 +208,4 @@ def _fixed(sets: list[Any], chunk: int, hold_out: float) -> Fixed:
             probe = np.broadcast_to(probe[..., None], (*probe.shape, prompts))
         return jax.tree.map(cut, dataclasses.replace(item, probe=probe))
 
-    return Fixed(stack([one(item) for item in sets]), prompts, size, counts[0], held)
+    return Fixed(stack([one(item) for item in sets]), prompts, size, len(padded[0]), held)

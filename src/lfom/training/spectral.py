@@ -38,12 +38,8 @@ def has_spectral_view(phase: Phase, setting: Setting) -> bool:
     """Whether its layers act on eigenvalues: GD++ with one matrix and numbers, all of them trained, on fresh prompts."""
     model = phase.parameters.template
     acts = model.moves_covariates and model.on_eigenvalues is not None
-    return (
-        acts
-        and setting.source.is_quadratic
-        and not setting.source.is_fixed
-        and phase.parameters.size == parameters(model).size
-    )
+    fresh = setting.source.is_quadratic and not setting.source.is_fixed
+    return acts and fresh and phase.parameters.size == parameters(model).size
 
 
 def matrix_phase(phase: Phase, setting: Setting) -> tuple[Phase, Setting, State]:
