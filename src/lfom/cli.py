@@ -126,9 +126,8 @@ def main() -> None:
     try:
         app()
     except InputError as error:
-        heard = (
-            sys.stderr if writes() else sys.__stderr__
-        )  # of several processes one tells, but each its errors
+        # of several processes one tells, but each its errors
+        heard = sys.stderr if writes() else sys.__stderr__
         console = Console(file=heard, style="red")
         console.print(f"lfom: {error}", highlight=False, markup=False, soft_wrap=True)
         sys.exit(2)

@@ -192,8 +192,9 @@ def _with_one_seed(
     done: dict[str, Done] = {}
     for name, one in found.items():
         repair_folder(out / name)
-        if not force and (status := _what_is_there(one, out / name, asked | {"source": one.source})):
-            done[name] = Done(name, *status, seed=asked["seed"])
+        if not force and (there := _what_is_there(one, out / name, asked | {"source": one.source})):
+            status, message = there
+            done[name] = Done(name, status, 0.0, message, asked["seed"])
     begun = time.perf_counter()
     todo = [one for name, one in found.items() if name not in done]
     if todo:
@@ -211,7 +212,7 @@ def _with_one_seed(
     return [done[name] for name in found]
 
 
-def _what_is_there(one: Experiment, folder: Path, asked: dict[str, Any]) -> tuple[str, float, str] | None:
+def _what_is_there(one: Experiment, folder: Path, asked: dict[str, Any]) -> tuple[str, str] | None:
     """Nothing (then it is made), the results asked for, others, or damaged ones; those are never re-made in
     silence."""
     if not folder.exists() or not any(folder.iterdir()):
@@ -223,27 +224,19 @@ def _what_is_there(one: Experiment, folder: Path, asked: dict[str, Any]) -> tupl
             meta = asdict(read_experiment(folder).meta)
         except Damaged as error:
             again = _command(one, asked) + ("" if is_object(one) else elsewhere(folder.parent))
-            return "damaged", 0.0, str(Damaged(error.path, error.fault, again))
+            return "damaged", str(Damaged(error.path, error.fault, again))
         if all(meta[key] == value for key, value in asked.items()):
-            return "kept", 0.0, ""
+            return "kept", ""
         if all(meta[key] == asked[key] for key in asked if key != "source"):
-            return (
-                "refused",
-                0.0,
-                (
-                    f"{folder} holds results of an earlier version of this experiment's file. Run it again with --force, or "
-                    "choose another --out."
-                ),
+            return "refused", (
+                f"{folder} holds results of an earlier version of this experiment's file. Run it again with --force, or "
+                "choose another --out."
             )
         there = "results of " + ", ".join(f"{key} {meta[key]}" for key in asked if key != "source")
     words = ", ".join(f"{key} {value}" for key, value in asked.items() if key != "source")
-    return (
-        "refused",
-        0.0,
-        (
-            f"{folder} holds {there}, and {words} was asked for. Replace what is there with --force, or choose another "
-            "--out."
-        ),
+    return "refused", (
+        f"{folder} holds {there}, and {words} was asked for. Replace what is there with --force, or choose another "
+        "--out."
     )
 
 

@@ -22,8 +22,7 @@ from jaxtyping import Float
 from lfom.core import checks
 from lfom.core.arrays import PROMPTS_LAST, pad_axes, transpose
 from lfom.core.checks import InputError
-from lfom.core.kernels import Kernel
-from lfom.core.methods import Algorithm, Mixture
+from lfom.core.methods import Algorithm, MadeOf, Mixture
 from lfom.core.parameters import kinds
 from lfom.core.problems import Problem, Quadratic
 from lfom.core.unroll import last_residual
@@ -33,7 +32,7 @@ STEPS = 4
 FIRST_DAMPING = 1e-2  # relative to the diagonal; a tenth after a step that helped, tenfold otherwise
 
 
-class PerPrompt(Algorithm):
+class PerPrompt(MadeOf):
     """A mixture that sets its gates for every prompt, and then runs.
 
     steps: damped least-squares steps; 0 picks the best single expert, or the model's own gates.
@@ -58,35 +57,11 @@ class PerPrompt(Algorithm):
         checks.count("steps", self.steps, 0)
 
     @property
-    def depth(self) -> int:
-        return self.model.depth
-
-    @property
-    def views(self) -> tuple[str, ...]:
-        return self.model.views
-
-    @property
-    def kernel(self) -> Kernel | None:
-        return self.model.kernel
+    def members(self) -> tuple[Algorithm, ...]:
+        return (self.model,)
 
     def without_kernel(self) -> "PerPrompt":
         return PerPrompt(self.model.without_kernel(), self.steps)
-
-    @property
-    def homogeneous(self) -> bool:
-        return self.model.homogeneous
-
-    @property
-    def splits(self) -> bool:
-        return self.model.splits
-
-    @property
-    def moves_covariates(self) -> bool:
-        return self.model.moves_covariates
-
-    @property
-    def fills_up(self) -> bool:
-        return self.model.fills_up
 
     def as_algorithm(self) -> "PerPrompt":
         return PerPrompt(self.model.as_algorithm(), self.steps, self.gates)

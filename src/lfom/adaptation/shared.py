@@ -16,7 +16,6 @@ import numpy as np
 from jax import Array
 
 from lfom.core.arrays import as_array
-from lfom.core.methods import Algorithm
 from lfom.core.problems import Problem
 from lfom.core.threads import in_threads
 from lfom.core.unroll import last_residual
@@ -124,7 +123,8 @@ def fit_shared(
     judging = sets if judging is None else judging
     candidates = vectors[:, None]
     if "gates" in train:
-        candidates = np.stack([_with_starts(model, vector) for vector in vectors])
+        starts = [from_vector(model, vector).starts() for vector in vectors]
+        candidates = np.stack([[vector_of(start) for start in own] for own in starts])
     known = parameters(model, train) if frees(model, train) else None  # hard gates are chosen, not fitted
     history: list[dict[str, Any]] = []
     loss: np.ndarray | None = None
@@ -151,7 +151,3 @@ def fit_shared(
         candidates = np.repeat(vectors[:, None], steps.shape[1], axis=1)
         candidates[..., known.index] += steps
     return vectors, tuple(history)
-
-
-def _with_starts(model: Algorithm, vector: np.ndarray) -> np.ndarray:
-    return np.stack([vector_of(start) for start in from_vector(model, vector).starts()])

@@ -26,6 +26,13 @@ class InputError(ValueError):
     """
 
 
+class SelfChecked:
+    """A dataclass whose __check_init__ looks at its fields when one is made, as it does at one that comes from a file."""
+
+    def __post_init__(self: Any) -> None:
+        self.__check_init__()
+
+
 def is_concrete(value: object) -> bool:
     """Whether values can be inspected (false for arrays inside jit, vmap or grad)."""
     return not isinstance(value, jax.core.Tracer)

@@ -95,17 +95,10 @@ class Scalar(Coefficient):
     def numbers(self) -> tuple[Any, Any]:
         return self.value, self.value
 
-    def on_tokens(self, direction: Array) -> Array:
+    def on_tokens(self, direction: Any) -> Any:
         return self.value * direction
 
-    def on_iterates(self, direction: Direction) -> Direction:
-        return self.value * direction
-
-    def on_kernel(self, direction: Direction) -> Direction:
-        return self.value * direction
-
-    def on_joint(self, direction: Columns) -> Columns:
-        return self.value * direction
+    on_iterates = on_kernel = on_joint = on_tokens  # the same in every view
 
 
 class Pair(Coefficient):
@@ -136,8 +129,7 @@ class Pair(Coefficient):
             image,
         )
 
-    def on_kernel(self, direction: Direction) -> Direction:
-        return self.on_iterates(direction)
+    on_kernel = on_iterates
 
     def on_joint(self, direction: Columns) -> Columns:
         return Columns(self.context * direction.context, self.query * direction.query)

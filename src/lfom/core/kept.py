@@ -3,9 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-Keep = Callable[
-    [Any, Callable[[], Any]], Any
-]  # (a name that tells all it depends on, how it is made) -> itself
+# (a name that tells all it depends on, how it is made) -> itself
+Keep = Callable[[Any, Callable[[], Any]], Any]
 
 
 def anew(name: Any, make: Callable[[], Any]) -> Any:

@@ -89,7 +89,7 @@ class ExponentialKernel(Kernel):
 
 
 @dataclass(frozen=True)
-class GaussianKernel(Kernel):
+class GaussianKernel(Kernel, checks.SelfChecked):
     """exp(-|x - x'|^2 / (2 width^2)).
 
     >>> import jax.numpy as jnp
@@ -100,9 +100,6 @@ class GaussianKernel(Kernel):
 
     semidefinite = True
     width: float = 1.0
-
-    def __post_init__(self) -> None:
-        self.__check_init__()
 
     def __check_init__(self) -> None:
         checks.above_zero("width", self.width)

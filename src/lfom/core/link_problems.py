@@ -4,7 +4,6 @@ Attention sees y - mean(x.w) where it would see y - x.w, so every reader and mem
 quadratic runs here as it is.
 """
 
-from collections.abc import Callable
 from typing import Any, NoReturn
 
 import equinox as eqx
@@ -16,7 +15,7 @@ from jaxtyping import Float
 from lfom.core.arrays import dot, matmat, matvec, transpose
 from lfom.core.checks import InputError
 from lfom.core.links import Link
-from lfom.core.problems import IterateProblem, Problem, read_tokens
+from lfom.core.problems import IterateProblem, OnTokens
 
 
 def no_constant_curvature(link: Link) -> NoReturn:
@@ -26,7 +25,7 @@ def no_constant_curvature(link: Link) -> NoReturn:
     )
 
 
-class LinkTokens(Problem):
+class LinkTokens(OnTokens):
     """Tokens (x, y, x.w), with x.w = 0 at first: (d+2, n+1), the query in the last column. Its y is mean(0), so
     that attention sees nothing of a label there at first, as in `Tokens`.
 
@@ -34,13 +33,11 @@ class LinkTokens(Problem):
     that of a label is minus the change of x.w.
     """
 
-    Z_0: Float[Array, "*prompts rows tokens"]
     target: Float[Array, "*prompts"]
     asked: Float[Array, "*prompts"]  # 1; 0 for a prompt that only fills up a batch
     link: Link = eqx.field(static=True)
-    asks_context: bool = eqx.field(
-        static=True, default=False
-    )  # answers are x.w of the context's own examples
+    # answers are x.w of the context's own examples
+    asks_context: bool = eqx.field(static=True, default=False)
 
     @staticmethod
     def of(prompt: Any) -> "LinkTokens":
@@ -53,20 +50,10 @@ class LinkTokens(Problem):
         return LinkTokens(Z_0, prompt.target, jnp.ones_like(prompt.target), prompt.link)
 
     def seen(self, state: Array) -> Array:
-        """What attention sees, (d+1, n+1)."""
         return jnp.vstack([state[:-2], state[-2] - self.link.mean(state[-1])])
-
-    def start(self, *, splits: bool, moves_covariates: bool) -> Array:
-        return self.Z_0
 
     def move(self, state: Array, step: Array) -> Array:
         return state + jnp.vstack([step[:-1], jnp.zeros_like(step[0]), -step[-1]])
-
-    def read(self, reader: Any, state: Array) -> Array:
-        return read_tokens(reader, self.seen(state), self)
-
-    def times(self, coefficient: Any, direction: Array) -> Array:
-        return coefficient.on_tokens(direction)
 
     def slope(self, state: Array, direction: Array) -> Array:
         return -jnp.mean(self.seen(state)[-1, :-1] * direction[-1, :-1])
@@ -95,9 +82,6 @@ class LinkTokens(Problem):
 
     def about_context(self) -> "LinkTokens":
         return LinkTokens(self.Z_0, self.target, self.asked, self.link, asks_context=True)
-
-    def each(self, work: Callable[[Problem], Array]) -> Array:
-        return work(self) if self.Z_0.ndim == 2 else jax.vmap(work, out_axes=-1)(self)
 
 
 class LinkExamples(IterateProblem):

@@ -137,16 +137,13 @@ class LogisticLink(Link):
 
 
 @dataclass(frozen=True)
-class PoissonLink(Link):
+class PoissonLink(Link, checks.SelfChecked):
     """Counts: b = exp(eta), which is the mean as well, the rate. Rates end at exp(largest), where b goes on as a line:
     of normal covariates the exponential of what was already one has no mean, and one step too far no end."""
 
     labels = "a count is a whole number, 0 or greater"
     means = "a count, or the rate of counts, is 0 or greater, and at most exp(largest), where rates end"
     largest: float = 10.0
-
-    def __post_init__(self) -> None:
-        self.__check_init__()
 
     def __check_init__(self) -> None:
         checks.real_array("largest", self.largest, ())

@@ -179,6 +179,20 @@ class Register(Memory):
         return self.alpha * register, register
 
 
+def _with_room(nothing: Any, room: int) -> Any:
+    """Of so many layers."""
+    return jax.tree.map(lambda a: jnp.zeros((room, *a.shape), a.dtype), nothing)
+
+
+def _stored(past: Any, new: Any, layer: Array | int) -> Any:
+    """With what is new of this layer."""
+
+    def one(stored: Array, own: Array) -> Array:
+        return jax.lax.dynamic_update_index_in_dim(stored, own.astype(stored.dtype), layer, 0)
+
+    return jax.tree.map(one, past, new)
+
+
 def _grows(past: Any) -> bool:
     """Whether layers are written out, and what is kept of directions grows with them: no sum is longer than it has to be."""
     return type(past) is tuple  # of a loop it is one tree with an axis of layers
@@ -226,9 +240,7 @@ class Bank(Memory):
         return self.gamma.is_number
 
     def start(self, nothing: Any, state: Any, problem: Problem, room: int | None) -> Any:
-        if room is None:
-            return ()
-        return jax.tree.map(lambda a: jnp.zeros((room, *a.shape), a.dtype), nothing)
+        return () if room is None else _with_room(nothing, room)
 
     def __call__(
         self, direction: Any, past: Any, state: Any, problem: Problem, layer: Array | int
@@ -236,10 +248,7 @@ class Bank(Memory):
         if _grows(past):
             return self._written_out(direction, past, problem)
 
-        def keep(stored: Array, new: Array) -> Array:
-            return jax.lax.dynamic_update_index_in_dim(stored, new.astype(stored.dtype), layer, 0)
-
-        bank = jax.tree.map(keep, past, direction)
+        bank = _stored(past, direction, layer)
         room = jax.tree.leaves(past)[0].shape[0]
         gamma = jax.tree.map(lambda a: a[:room], self.gamma)  # of directions that there is room for
         terms = jax.vmap(problem.times)(gamma, past if self.own_is_one else bank)  # later ones are zero
@@ -388,11 +397,8 @@ class ConjugateBank(Memory):
 
     def start(self, nothing: Any, state: Any, problem: Problem, room: int | None) -> ConjugatedBank:
         zero = jnp.zeros_like(problem.slope(state, nothing))
-        if room is None:
-            return ConjugatedBank((), (), (), zero, zero)
-        numbers = jnp.zeros((room, *zero.shape), zero.dtype)
-        registers = jax.tree.map(lambda a: jnp.zeros((room, *a.shape), a.dtype), nothing)
-        return ConjugatedBank(registers, numbers, numbers, zero, zero)
+        kept: Any = ((), (), ()) if room is None else _with_room((nothing, zero, zero), room)
+        return ConjugatedBank(kept[0], kept[1], kept[2], zero, zero)
 
     def __call__(
         self, direction: Any, past: ConjugatedBank, state: Any, problem: Problem, layer: Array | int
@@ -424,11 +430,7 @@ class ConjugateBank(Memory):
         if written_out:
             kept = [(*old, one) for old, one in zip(past[:3], new, strict=True)]
         else:
-            kept = jax.tree.map(
-                lambda old, one: jax.lax.dynamic_update_index_in_dim(old, one.astype(old.dtype), layer, 0),
-                past[:3],
-                new,
-            )
+            kept = _stored(past[:3], new, layer)
         return alpha * imaged, ConjugatedBank(kept[0], kept[1], kept[2], first, steepest)
 
 

@@ -17,6 +17,7 @@ from lfom.core.checks import InputError, instance, known
 from lfom.core.kernels import Kernel
 from lfom.core.memories import Forget, Memory
 from lfom.core.parameters import check_arrays, dimension, outline, parameter, part, replaced, sizes
+from lfom.core.parts import Reading
 from lfom.core.preconditioners import Full
 from lfom.core.problems import Problem, Quadratic
 from lfom.core.readers import Gradient, Reader
@@ -58,7 +59,7 @@ class Door:
         return self.function if instance is None else partial(self.function, instance)
 
 
-class Algorithm(eqx.Module):
+class Algorithm(Reading):
     """A first-order method of fixed depth: its step, and what it needs of a state.
 
     >>> import lfom
@@ -77,11 +78,6 @@ class Algorithm(eqx.Module):
     @abc.abstractmethod
     def views(self) -> tuple[str, ...]:
         """Where it can run, the cheapest first."""
-
-    @property
-    def kernel(self) -> Kernel | None:
-        """That of its attention, where it has a kernel view."""
-        return None
 
     @property
     @abc.abstractmethod
@@ -129,33 +125,6 @@ class Algorithm(eqx.Module):
         """A_l of all layers, (depth, d, d), where a step is A_l^T times minus the gradient and nothing else; else None."""
         return None
 
-    def without_kernel(self) -> "Algorithm":
-        """The same for problems that hold the matrices of its kernel, so that kernels share what is compiled."""
-        return self
-
-    @property
-    def on_eigenvectors(self) -> "Algorithm | None":
-        """What it is on a problem of one unknown, an eigenvalue of M H, where its answers are polynomials in
-        M H with M one symmetric matrix; else None."""
-        return None
-
-    @property
-    def on_eigenvalues(self) -> "Algorithm | None":
-        """The same where its layers act on each eigenvalue by itself, GD++ included; else None."""
-        return self.on_eigenvectors
-
-    def ready(self) -> "Algorithm":
-        """The same, with what every layer needs computed once."""
-        return self
-
-    def look(self, problem: Problem) -> Any:
-        """What it needs of a problem and every layer would otherwise compute again."""
-        return None
-
-    def bind(self, seen: Any) -> "Algorithm":
-        """The same for the problem that it looked at."""
-        return self
-
     def prepared(self, problem: Problem) -> "Algorithm":
         """The algorithm to run on this problem, with what every layer needs computed once."""
         return self.ready().bind(self.look(problem))
@@ -170,11 +139,6 @@ class Algorithm(eqx.Module):
         """Whether its answer is multiplied by c where all labels are."""
         return True
 
-    @property
-    def from_gradient(self) -> bool:
-        """Whether it needs nothing of a problem but its gradients."""
-        return False
-
     def parts(self) -> tuple[Reader, Memory]:
         """Its one reader and its one memory."""
         raise InputError(
@@ -188,14 +152,6 @@ class Algorithm(eqx.Module):
     def marked(self, past: Any, going: Array) -> Any:
         """What is remembered, knowing whether the problem goes on: one that is done needs no work."""
         return past
-
-    def begin(self, scales: Float[Array, " depth"]) -> "Algorithm":
-        """Where training begins, with these step sizes."""
-        return self
-
-    def write(self, found: Any) -> "Algorithm":
-        """What training that began as `begin` says has found, in this one's parameters."""
-        return found
 
     def first_steps(self, depth: int) -> np.ndarray:
         """Step sizes to begin with, relative to one over the mean eigenvalue."""
@@ -331,22 +287,49 @@ def a_method(name: str, value: Any) -> Any:
     return instance(name, value, Algorithm, "a method such as lfom.memformer(5, 4, key=jax.random.key(0))")
 
 
+class MadeOf(Algorithm):
+    """An algorithm made of others, which all step: it needs what one of them needs, and has the views that all have."""
+
+    @property
+    @abc.abstractmethod
+    def members(self) -> tuple[Algorithm, ...]: ...
+
+    @property
+    def depth(self) -> int:
+        return self.members[0].depth
+
+    @property
+    def views(self) -> tuple[str, ...]:
+        return common_views(self.members)
+
+    @property
+    def kernel(self) -> Kernel | None:
+        return one_kernel(self.members)
+
+    @property
+    def splits(self) -> bool:
+        return any(member.splits for member in self.members)
+
+    @property
+    def moves_covariates(self) -> bool:
+        return any(member.moves_covariates for member in self.members)
+
+    @property
+    def fills_up(self) -> bool:
+        return all(member.fills_up for member in self.members)
+
+    @property
+    def homogeneous(self) -> bool:
+        return all(member.homogeneous for member in self.members)
+
+
 class OneStep(Algorithm):
     """What answers at once, from all of a problem: optima and exact solutions, to be scored beside methods."""
 
     __repr__ = brief
 
-    @property
-    def depth(self) -> int:
-        return 1
-
-    @property
-    def splits(self) -> bool:
-        return False
-
-    @property
-    def moves_covariates(self) -> bool:
-        return False
+    depth = 1
+    splits, moves_covariates = False, False
 
     def start(self, state: Any, problem: Problem, room: int | None) -> None:
         return None
@@ -531,7 +514,7 @@ def _weights(gates: Float[Array, "heads ..."], gating: str) -> Float[Array, "hea
 _known_weights = jax.jit(_weights, static_argnames="gating")  # one small program instead of several
 
 
-class Mixture(Algorithm):
+class Mixture(MadeOf):
     """Heads with memories of their own; each one's step is multiplied by its gate and summed
     (soft gating, Section 4.2).
 
@@ -558,16 +541,8 @@ class Mixture(Algorithm):
         check_arrays(self)
 
     @property
-    def depth(self) -> int:
-        return self.heads[0].depth
-
-    @property
-    def views(self) -> tuple[str, ...]:
-        return common_views(self.heads)
-
-    @property
-    def kernel(self) -> Kernel | None:
-        return one_kernel(self.heads)
+    def members(self) -> tuple[Algorithm, ...]:
+        return self.heads
 
     @property
     def weights(self) -> Float[Array, "heads ..."]:
@@ -578,22 +553,6 @@ class Mixture(Algorithm):
     def per_prompt(self) -> bool:
         """Whether every prompt has gates of its own."""
         return self.gates.ndim > 1 + self.per_layer
-
-    @property
-    def splits(self) -> bool:
-        return any(head.splits for head in self.heads)
-
-    @property
-    def moves_covariates(self) -> bool:
-        return any(head.moves_covariates for head in self.heads)
-
-    @property
-    def fills_up(self) -> bool:
-        return all(head.fills_up for head in self.heads)
-
-    @property
-    def homogeneous(self) -> bool:
-        return all(head.homogeneous for head in self.heads)
 
     @property
     def from_gradient(self) -> bool:

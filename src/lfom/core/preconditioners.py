@@ -37,10 +37,11 @@ from lfom.core.arrays import (
 )
 from lfom.core.checks import InputError
 from lfom.core.parameters import parameter
+from lfom.core.parts import Trained
 from lfom.core.words import brief
 
 
-class Preconditioner(eqx.Module):
+class Preconditioner(Trained):
     """The matrices of all layers. one_matrix: whether A_l = a_l M with one symmetric M. definite: whether
     A_l = M, symmetric and positive definite. kind: its name in files that others read.
 
@@ -78,17 +79,6 @@ class Preconditioner(eqx.Module):
         """M's own parameter, M its symmetric part, where there are sizes; None for the identity."""
         return None
 
-    @property
-    def numbers(self) -> "Preconditioner":
-        """a_l I where A_l = a_l M."""
-        return self
-
-    @property
-    def on_eigenvectors(self) -> "Preconditioner | None":
-        """a_l I where A_l = a_l M with one symmetric M: what acts on an eigenvector of M H, H at its
-        eigenvalue. None where there is no such M."""
-        return None
-
     def plain(self) -> dict[str, Any]:
         """M, or the matrices of all layers, as numbers by name, for files that are read without this
         library; a_l is left out where A_l = a_l M."""
@@ -96,26 +86,14 @@ class Preconditioner(eqx.Module):
             f"{type(self).__name__} does not say how it is written as plain numbers: give it plain()."
         )
 
-    def begin(self, scales: Float[Array, " depth"]) -> "Preconditioner":
-        """Where training begins: with one matrix, the identity, and the given a_l."""
-        return self
-
     def begin_at(self, number: float) -> "Preconditioner":
         """Where training begins with a multiple of the identity."""
         return self
-
-    def write(self, found: "Preconditioner") -> "Preconditioner":
-        """What another class found, in this one's parameters where it has more of them."""
-        return found
 
     def all_layers(self, depth: int, d: int) -> Any:
         """The matrices of all layers, (depth, d, d), by NumPy where they are known; None where they are
         rather not written out."""
         return None
-
-    def ready(self) -> "Preconditioner":
-        """The same, with what every product needs computed once."""
-        return self
 
 
 class Scaled(Preconditioner):
@@ -150,15 +128,11 @@ class Scaled(Preconditioner):
         return Scaled(filled(self.scale, number))
 
 
-class Shared(Preconditioner):
+class Shared(Scaled):
     """A_l = a_l M: one symmetric matrix M = (S + S^T) / 2 for all layers, one scale per layer."""
 
-    one_matrix, kind = True, "full"
-    scale: Float[Array, "depth ..."] = parameter(axes="layers")
+    kind = "full"
     half: Float[Array, "d d ..."] = parameter(axes="d d")
-
-    def sizes(self, depth: int) -> Any:
-        return on_host(self.scale)[:depth]
 
     @property
     def on_eigenvectors(self) -> Preconditioner:
@@ -182,10 +156,6 @@ class Shared(Preconditioner):
     @property
     def common(self) -> Array:
         return self.half
-
-    @property
-    def numbers(self) -> Preconditioner:
-        return Scaled(self.scale)
 
     def begin(self, scales: Float[Array, " depth"]) -> Preconditioner:
         return Shared(scales, unit(self.half.shape[-1], scales.dtype))

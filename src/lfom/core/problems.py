@@ -56,14 +56,15 @@ class Problem(eqx.Module):
 
     prompts_last: ClassVar[bool] = False
     is_quadratic: ClassVar[bool] = False
+    view: ClassVar[str] = "iterates"  # that readers read it in
 
     @abc.abstractmethod
     def start(self, *, splits: bool, moves_covariates: bool) -> Any:
         """The first state. `splits`: context and query follow tracks of their own."""
 
-    @abc.abstractmethod
     def move(self, state: Any, step: Any) -> Any:
         """The state after a step."""
+        return state + step
 
     @abc.abstractmethod
     def read(self, reader: Any, state: Any) -> Any:
@@ -77,9 +78,9 @@ class Problem(eqx.Module):
     def slope(self, state: Any, direction: Any) -> Array:
         """-grad R(w) . direction, with R the loss of the context."""
 
-    @abc.abstractmethod
     def curvature(self, direction: Any) -> tuple[Array, Any]:
-        """direction . H direction, and the direction with its image under H kept in it."""
+        """direction . H direction, and the direction with its image under H kept in it, where that is known."""
+        return self.conjugacy(direction, direction), direction
 
     def conjugacy(self, left: Any, right: Any) -> Array:
         """left . H right, for two directions."""
@@ -140,12 +141,12 @@ class Unreadable(InputError):
     """A user's reader ends with an error inside JAX."""
 
 
-def asked(reader: Any, view: str, state: Any, shape: tuple[int, ...], problem: Any) -> Any:
-    """What a reader says in a view. A user's reader for other sizes, or with a slip, ends somewhere inside JAX: said with
-    its name."""
-    name = f"{type(reader).__name__}.on_{view}"
+def asked(reader: Any, state: Any, shape: tuple[int, ...], problem: Problem) -> tuple[Any, str]:
+    """What a reader says in the problem's view, and the name of its function. A user's reader for other sizes, or with a slip,
+    ends somewhere inside JAX: said with that name."""
+    name = f"{type(reader).__name__}.on_{problem.view}"
     try:
-        return getattr(reader, f"on_{view}")(state, problem)
+        return getattr(reader, f"on_{problem.view}")(state, problem), name
     except InputError:
         raise
     except (TypeError, ValueError) as error:
@@ -158,26 +159,37 @@ def asked(reader: Any, view: str, state: Any, shape: tuple[int, ...], problem: A
         ) from error
 
 
-def read_along(state: Iterate, found: Direction, name: str) -> Direction:
-    """The same for a direction of iterates."""
-    read_as(state.context.w, found.context.w, name)
-    return found
+class OnTokens(Problem):
+    """A problem whose state is a matrix with a column for every token. A batch has a leading axis; `each` runs it."""
+
+    view = "tokens"
+
+    Z_0: Float[Array, "*prompts rows tokens"]
+
+    def start(self, *, splits: bool, moves_covariates: bool) -> Array:
+        return self.Z_0
+
+    def seen(self, state: Array) -> Array:
+        """What attention sees of it, (d+1, n+1)."""
+        return state
+
+    def read(self, reader: Any, state: Array) -> Array:
+        Z = self.seen(state)
+        with jax.default_matmul_precision("highest"):  # products of a GPU keep three digits otherwise
+            return read_as(Z, *asked(reader, Z, Z.shape, self))
+
+    def times(self, coefficient: Any, direction: Array) -> Array:
+        return coefficient.on_tokens(direction)
+
+    def each(self, work: Callable[[Problem], Array]) -> Array:
+        return work(self) if self.Z_0.ndim == 2 else jax.vmap(work, out_axes=-1)(self)
 
 
-def read_tokens(reader: Any, Z: Array, problem: Problem) -> Array:
-    """What a reader makes of tokens, which is added to them."""
-    with jax.default_matmul_precision("highest"):  # products of a GPU keep three digits otherwise
-        found = asked(reader, "tokens", Z, Z.shape, problem)
-        return read_as(Z, found, f"{type(reader).__name__}.on_tokens")
-
-
-class Tokens(Problem):
-    """The prompt as the matrix Z_0 of Section 2.1, (d+1, n+1); the last column is the query. A batch has
-    a leading axis; `each` runs it."""
+class Tokens(OnTokens):
+    """The prompt as the matrix Z_0 of Section 2.1, (d+1, n+1); the last column is the query."""
 
     is_quadratic = True
 
-    Z_0: Float[Array, "*prompts rows tokens"]
     target: Float[Array, "*prompts"] | None = None
     asks_context: bool = eqx.field(static=True, default=False)  # answers are the context's own residuals
 
@@ -189,24 +201,9 @@ class Tokens(Problem):
         labels = jnp.append(prompt.y, jnp.zeros((), prompt.y.dtype))
         return Tokens(jnp.vstack([jnp.vstack([prompt.X, prompt.query]).T, labels]), prompt.target)
 
-    def start(self, *, splits: bool, moves_covariates: bool) -> Array:
-        return self.Z_0
-
-    def move(self, state: Array, step: Array) -> Array:
-        return state + step
-
-    def read(self, reader: Any, state: Array) -> Array:
-        return read_tokens(reader, state, self)
-
-    def times(self, coefficient: Any, direction: Array) -> Array:
-        return coefficient.on_tokens(direction)
-
     # The label entries of the context are y - x.w, those of a direction -x.d (docs/mathematics.md 2.6).
     def slope(self, state: Array, direction: Array) -> Array:
         return -jnp.mean(state[-1, :-1] * direction[-1, :-1])
-
-    def curvature(self, direction: Array) -> tuple[Array, Array]:
-        return self.conjugacy(direction, direction), direction
 
     def conjugacy(self, left: Array, right: Array) -> Array:
         return jnp.mean(left[-1, :-1] * right[-1, :-1])
@@ -234,9 +231,6 @@ class Tokens(Problem):
         if self.asks_context:
             return answer / answer.shape[0] ** 0.5
         return super().residual(answer) if self.target is None else (answer - self.target)[None]
-
-    def each(self, work: Callable[[Problem], Array]) -> Array:
-        return work(self) if self.Z_0.ndim == 2 else jax.vmap(work, out_axes=-1)(self)
 
 
 class IterateProblem(Problem):
@@ -309,8 +303,10 @@ class IterateProblem(Problem):
         return self.gradient(w) if step.image is None else gradient + step.image
 
     def read(self, reader: Any, state: Iterate) -> Direction:
-        found = asked(reader, "iterates", state, state.context.w.shape, self)
-        return read_along(state, found, f"{type(reader).__name__}.on_iterates")
+        w = state.context.w
+        found, name = asked(reader, state, w.shape, self)
+        read_as(w, found.context.w, name)
+        return found
 
     def times(self, coefficient: Any, direction: Direction) -> Direction:
         return coefficient.on_iterates(direction)
@@ -362,7 +358,22 @@ class IterateProblem(Problem):
         return None
 
 
-class Quadratic(IterateProblem):
+class WithMoment(IterateProblem):
+    """w.Hw/2 - b.w with a constant H, begun at w = 0; b is the field `moment` of every such class."""
+
+    is_quadratic = True
+
+    def initial(self: Any) -> tuple[Array, Array]:
+        return jnp.zeros_like(self.moment), -self.moment
+
+    def gradient(self: Any, w: Array) -> Array:
+        return self.hessian_times(w) - self.moment
+
+    def unknowns(self: Any) -> int:
+        return self.moment.size
+
+
+class Quadratic(WithMoment):
     """R(w) = w.Gw/2 - b.w with G = X^T X / n and b = X^T y / n, and the question asked of w.
 
     The loss of a prompt is |probe w - target|^2. With one query x the probe is x^T; with the
@@ -370,7 +381,7 @@ class Quadratic(IterateProblem):
     Prompts ride on trailing axes; a probe without them is shared by all.
     """
 
-    prompts_last, is_quadratic = True, True
+    prompts_last = True
 
     gram: Float[Array, "d d *prompts"]
     moment: Float[Array, "d *prompts"]
@@ -386,14 +397,8 @@ class Quadratic(IterateProblem):
         gram, moment = gram_of(prompt.X, prompt.y)
         return Quadratic(gram, moment, prompt.query[None], prompt.target[None])
 
-    def initial(self) -> tuple[Array, Array]:
-        return jnp.zeros_like(self.moment), -self.moment
-
     def hessian_times(self, vector: Array) -> Array:
         return matvec(self.gram, vector)
-
-    def gradient(self, w: Array) -> Array:
-        return matvec(self.gram, w) - self.moment
 
     def gradient_after(self, gradient: Array, w: Array, step: Direction) -> Array:
         """Added up, which is how training and scores have always done it, unless `anew`."""
@@ -438,6 +443,8 @@ class KernelMatrix(Quadratic):
     |f(X) - y|^2 / 2n in the space of the kernel, whose inner product is u.Kv.
     """
 
+    view = "kernel"
+
     @staticmethod
     def of(prompt: Any, kernel: Any = None) -> "KernelMatrix":
         """Of one prompt, or of a batch."""
@@ -451,10 +458,6 @@ class KernelMatrix(Quadratic):
         """From k(x, x') between all tokens, the query last, and the context, and the labels."""
         n = y.shape[0]
         return KernelMatrix(K[:-1] / n, y / n, K[-1:], target[None])
-
-    def read(self, reader: Any, state: Iterate) -> Direction:
-        found = asked(reader, "kernel", state, state.context.w.shape, self)
-        return read_along(state, found, f"{type(reader).__name__}.on_kernel")
 
     def times(self, coefficient: Any, direction: Direction) -> Direction:
         return coefficient.on_kernel(direction)
@@ -490,7 +493,7 @@ class JointGram(Problem):
     asked is said as in `Quadratic`; prompts ride on trailing axes.
     """
 
-    prompts_last, is_quadratic = True, True
+    prompts_last, is_quadratic, view = True, True, "joint"
 
     context: Float[Array, "rows short *prompts"]  # Y
     probe: Any = None  # (k, d, *prompts), or (k, d) shared by all
@@ -513,12 +516,8 @@ class JointGram(Problem):
         queries = jnp.broadcast_to(queries, (*queries.shape[:2], *self.context.shape[2:]))
         return Columns(self.context, jnp.concatenate([queries, jnp.zeros_like(queries[:1])]))
 
-    def move(self, state: Columns, step: Columns) -> Columns:
-        return state + step
-
     def read(self, reader: Any, state: Columns) -> Columns:
-        name = f"{type(reader).__name__}.on_joint"
-        found = asked(reader, "joint", state, state.context.shape, self)
+        found, name = asked(reader, state, state.context.shape, self)
         return Columns(
             read_as(state.context, found.context, name),
             read_as(state.query, found.query, f"{name}, of the query,"),
@@ -529,9 +528,6 @@ class JointGram(Problem):
 
     def slope(self, state: Columns, direction: Columns) -> Array:
         return -dot(state.context[-1], direction.context[-1])
-
-    def curvature(self, direction: Columns) -> tuple[Array, Columns]:
-        return self.conjugacy(direction, direction), direction
 
     def conjugacy(self, left: Columns, right: Columns) -> Array:
         return dot(left.context[-1], right.context[-1])
@@ -653,11 +649,9 @@ def blurred(trace: Array, rms: Array, moment: Array) -> Array:
     return jnp.where(exact, 0, jnp.maximum(2 * limits.eps * most, limits.smallest_normal))
 
 
-class ByRows(IterateProblem):
+class ByRows(WithMoment):
     """w.Hw/2 - b.w with H = X^T diag(shares) X + ridge I, through products with X and its transpose: H is never formed. rms:
     see `Regression`."""
-
-    is_quadratic = True
 
     X: Float[Array, "n d"]
     shares: Float[Array, " n"] | Float[Array, ""]
@@ -670,15 +664,9 @@ class ByRows(IterateProblem):
             return None
         return blurred(jnp.sum(self.diagonal() - self.ridge), self.rms, self.moment)
 
-    def initial(self) -> tuple[Array, Array]:
-        return jnp.zeros_like(self.moment), -self.moment
-
     def hessian_times(self, vector: Array) -> Array:
         seen = pad_axes(self.shares, vector.ndim) * jnp.matmul(self.X, vector, precision=HIGHEST)
         return jnp.tensordot(self.X, seen, (0, 0), precision=HIGHEST) + self.ridge * vector
-
-    def gradient(self, w: Array) -> Array:
-        return self.hessian_times(w) - self.moment
 
     def unknowns(self) -> int:
         return self.X.shape[1]
@@ -688,27 +676,16 @@ class ByRows(IterateProblem):
         return jnp.matmul(shares, self.X**2, precision=HIGHEST) + self.ridge
 
 
-class Operator(IterateProblem):
+class Operator(WithMoment):
     """w.Aw/2 - b.w with A given as a function: operator(data, v) = A v. Unknowns may be grids."""
-
-    is_quadratic = True
 
     operator: Callable[[Any, Array], Array] = eqx.field(static=True)
     data: Any
     moment: Array
     known_diagonal: Array | None = None
 
-    def initial(self) -> tuple[Array, Array]:
-        return jnp.zeros_like(self.moment), -self.moment
-
     def hessian_times(self, vector: Array) -> Array:
         return self.operator(self.data, vector)
-
-    def gradient(self, w: Array) -> Array:
-        return self.hessian_times(w) - self.moment
-
-    def unknowns(self) -> int:
-        return self.moment.size
 
     def diagonal(self) -> Array | None:
         return self.known_diagonal

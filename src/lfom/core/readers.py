@@ -25,6 +25,7 @@ from lfom.core.arrays import as_array, matmat, matvec, pad_axes, transpose
 from lfom.core.checks import InputError, known
 from lfom.core.kernels import Kernel
 from lfom.core.parameters import parameter, part
+from lfom.core.parts import Reading
 from lfom.core.preconditioners import Full, Preconditioner, Scaled
 from lfom.core.states import Columns, Direction, Iterate, Track, common_views, no_view, one_kernel, views_of
 from lfom.core.words import brief
@@ -50,7 +51,7 @@ def softmax_attention(W_v: Array, W_k: Array, W_q: Array, Z: Array) -> Array:
     return W_v @ (Z * _mask(Z)) @ jax.nn.softmax(Z.T @ W_k.T @ W_q @ Z, axis=0)
 
 
-class Reader(eqx.Module):
+class Reader(Reading):
     """What a layer reads: a direction. Reading tokens is the only thing that a reader must do.
 
     moves_covariates: whether it rewrites covariates as well as labels (GD++). one_matrix: whether it reads
@@ -84,10 +85,6 @@ class Reader(eqx.Module):
     def definite(self) -> bool:
         return False
 
-    @property
-    def from_gradient(self) -> bool:
-        return False
-
     def sizes(self, depth: int) -> Any:
         """a_l of all layers, (depth, ...), where it reads the gradient times a_l M; None where it does not say."""
         return None
@@ -100,18 +97,6 @@ class Reader(eqx.Module):
     def matrices(self, depth: int, d: int) -> Any:
         """A_l of all layers, (depth, d, d), where it reads nothing but A_l^T times the gradient; else None."""
         return None
-
-    @property
-    def on_eigenvectors(self) -> "Reader | None":
-        """What it reads of a problem with one unknown, an eigenvalue of M H, where it reads the gradient
-        times a_l M with M symmetric; else None."""
-        return None
-
-    @property
-    def on_eigenvalues(self) -> "Reader | None":
-        """What it reads of a problem with one unknown where every layer acts on each eigenvalue of M H by itself,
-        covariates included; else None."""
-        return self.on_eigenvectors
 
     def plain(self) -> dict[str, Any]:
         """What it reads as numbers by name, for files that are read without this library."""
@@ -136,23 +121,6 @@ class Reader(eqx.Module):
         """The same direction on the columns of the joint view."""
         raise no_view(self, "joint")
 
-    @property
-    def kernel(self) -> Kernel | None:
-        """That of its attention, where it has a kernel view."""
-        return None
-
-    def begin(self, scales: Float[Array, " depth"]) -> "Reader":
-        """Where training begins, with these step sizes; a reader of another kind begins as it is."""
-        return self
-
-    def write(self, found: Any) -> "Reader":
-        """What a reader that began as `begin` says has found, in this one's parameters."""
-        return found
-
-    def ready(self) -> "Reader":
-        """The same, with what every layer needs computed once."""
-        return self
-
     def canonical(self, depth: int, d: int) -> "Reader":
         """The same with full matrices in every layer, where it has matrices: readers of several classes
         then share what is compiled for one."""
@@ -160,18 +128,6 @@ class Reader(eqx.Module):
 
     def merged(self, depth: int, d: int | None) -> "Reader":
         """The same as one head, where its heads are matrices whose sum is one. d: None where it is for any."""
-        return self
-
-    def without_kernel(self) -> "Reader":
-        """The same for problems that hold the matrices of its kernel: it reads them, whatever the kernel was."""
-        return self
-
-    def look(self, problem: Any) -> Any:
-        """What it needs of a problem and every layer would otherwise compute again."""
-        return None
-
-    def bind(self, seen: Any) -> "Reader":
-        """The same for the problem that it looked at."""
         return self
 
 
@@ -185,12 +141,9 @@ def on_columns(P: Array, Q: Array, state: Columns) -> Columns:
 class Attention(Reader):
     """Linear attention with any P and Q."""
 
+    moves_covariates = True
     P: Float[Array, "depth rows rows ..."] = parameter("P", axes="layers rows rows")
     Q: Float[Array, "depth rows rows ..."] = parameter("Q", axes="layers rows rows")
-
-    @property
-    def moves_covariates(self) -> bool:
-        return True
 
     def on_tokens(self, Z: Array, problem: Any) -> Array:
         return attention(self.P, self.Q, Z) / (Z.shape[1] - 1)
@@ -202,13 +155,10 @@ class Attention(Reader):
 class SoftmaxAttention(Reader):
     """Softmax attention: not linear in its weights, so that it needs all tokens."""
 
+    moves_covariates = True
     W_v: Float[Array, "depth rows rows ..."] = parameter("W_v", axes="layers rows rows")
     W_k: Float[Array, "depth rows rows ..."] = parameter("W_k", axes="layers rows rows")
     W_q: Float[Array, "depth rows rows ..."] = parameter("W_q", axes="layers rows rows")
-
-    @property
-    def moves_covariates(self) -> bool:
-        return True
 
     def on_tokens(self, Z: Array, problem: Any) -> Array:
         return softmax_attention(self.W_v, self.W_k, self.W_q, Z) / (Z.shape[1] - 1)
@@ -217,27 +167,23 @@ class SoftmaxAttention(Reader):
 LARGEST = 5.0  # exp grows no further: of Gaussian covariates exp(x.Qx) may have no mean
 
 
-def _exp(weights: Array) -> Array:
-    return jnp.exp(jnp.minimum(weights, LARGEST))
-
-
-ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"relu": jax.nn.relu, "exp": _exp}
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "relu": jax.nn.relu,
+    "exp": lambda weights: jnp.exp(jnp.minimum(weights, LARGEST)),
+}
 
 
 class ActivatedAttention(Reader):
     """Attention whose weights pass through an activation, entry by entry: P Z M s(Z^T Q Z), s(t) = max(t, 0) or
     exp(t), which ends at e^5. It needs all tokens."""
 
+    moves_covariates = True
     P: Float[Array, "depth rows rows ..."] = parameter("P", axes="layers rows rows")
     Q: Float[Array, "depth rows rows ..."] = parameter("Q", axes="layers rows rows")
     activation: str = eqx.field(static=True)  # type: ignore[misc]  # a name of ACTIVATIONS
 
     def __check_init__(self) -> None:
         known("activation", self.activation, ACTIVATIONS)
-
-    @property
-    def moves_covariates(self) -> bool:
-        return True
 
     def on_tokens(self, Z: Array, problem: Any) -> Array:
         context = Z.at[:, -1].set(0)
@@ -573,9 +519,8 @@ class Heads(Composed):
         return self.merged(depth, d)
 
     def merged(self, depth: int, d: int | None) -> Reader:
-        each = [
-            reader.matrices(depth, d or 1) for reader in self.readers
-        ]  # those for any d are multiples of I
+        # those for any d are multiples of I
+        each = [reader.matrices(depth, d or 1) for reader in self.readers]
         if any(matrices is None for matrices in each):
             return self
         total = as_array(sum(each))
@@ -606,9 +551,8 @@ class Normalised(Composed):
 
     def combined(self, read: Callable[[Reader], Any], problem: Any) -> Any:
         size = problem.mean_eigenvalue()
-        return read(self.reader) / jnp.where(
-            size > 0, size, 1
-        )  # an empty prompt has no scale, and needs none
+        # an empty prompt has no scale, and needs none
+        return read(self.reader) / jnp.where(size > 0, size, 1)
 
 
 class Multiplied(Composed):

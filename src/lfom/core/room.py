@@ -45,8 +45,7 @@ def in_time(said: str, operations: float, remedy: str, rate: float = RATE) -> No
 
 def table(name: str, steps: int, width: float = 1.0) -> int:
     """A number of steps of a method that keeps one coefficient, or `width` of them, for every pair of steps."""
-    fits(f"{name} is {steps}", 8.0 * steps * steps * width, "Pass fewer steps.")
-    return steps
+    return layers(name, steps, steps * width)
 
 
 def layers(name: str, steps: int, width: float = 1.0) -> int:

@@ -40,6 +40,17 @@ def common(*views: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(view for view in VIEWS if all(view in some for some in views))
 
 
+def cheapest(name: str, *views: tuple[str, ...]) -> str:
+    """The cheapest view that all of these have. name: of the method that one of them is of."""
+    found = common(*views)
+    if not found:
+        raise InputError(
+            f"{name} has no view: its reader and its coefficients do not run in the same one. Run it to see which "
+            "part needs which."
+        )
+    return found[0]
+
+
 def one_kernel(parts: Sequence[Any]) -> Any:
     """The kernel that all of them have, else None."""
     kernels = [part.kernel for part in parts]
@@ -82,7 +93,20 @@ class Iterate(eqx.Module):
         return self.context.w if self.query is None else self.query.w
 
 
-class Direction(eqx.Module):
+class Change(eqx.Module):
+    """What can be added, and multiplied by a number or by one per prompt."""
+
+    def __mul__(self: Any, factor: Array | float) -> Any:
+        return self.__rmul__(factor)
+
+    def __truediv__(self: Any, number: Array | float) -> Any:
+        return self.__rmul__(1 / number)
+
+    def __sub__(self: Any, other: Any) -> Any:
+        return self + other.__rmul__(-1.0)
+
+
+class Direction(Change):
     """A change of the state. `image` is H times context.w where it is already known, so that
     no product with the Hessian is computed twice."""
 
@@ -95,15 +119,6 @@ class Direction(eqx.Module):
         image = None if self.image is None or other.image is None else self.image + other.image
         return Direction(self.context + other.context, query, image)
 
-    def __mul__(self, factor: Array | float) -> "Direction":
-        return self.__rmul__(factor)
-
-    def __truediv__(self, number: Array | float) -> "Direction":
-        return self.__rmul__(1 / number)
-
-    def __sub__(self, other: "Direction") -> "Direction":
-        return self + other.__rmul__(-1.0)
-
     def __rmul__(self, factor: Array | float) -> "Direction":
         """The direction times a number, or one number per prompt."""
         return Direction(
@@ -113,7 +128,7 @@ class Direction(eqx.Module):
         )
 
 
-class Columns(eqx.Module):
+class Columns(Change):
     """The state of the joint view, and a change of it: columns that stand for the context, and the queries."""
 
     context: Float[Array, "rows short *prompts"]
@@ -121,15 +136,6 @@ class Columns(eqx.Module):
 
     def __add__(self, other: "Columns") -> "Columns":
         return Columns(self.context + other.context, self.query + other.query)
-
-    def __sub__(self, other: "Columns") -> "Columns":
-        return self + other.__rmul__(-1.0)
-
-    def __mul__(self, factor: Array | float) -> "Columns":
-        return self.__rmul__(factor)
-
-    def __truediv__(self, number: Array | float) -> "Columns":
-        return self.__rmul__(1 / number)
 
     def __rmul__(self, factor: Array | float) -> "Columns":
         """Times a number, or one number per prompt."""

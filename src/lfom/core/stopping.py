@@ -40,6 +40,21 @@ class Standing(NamedTuple):
     stretch: Float[Array, " problems"]
 
 
+class Goal(NamedTuple):
+    """When problems are done: once their gradients are no larger than `size`. norms: of H, where that is to be so in spite of what
+    rounding H w may hide, see `slack`, with far."""
+
+    size: Float[Array, " problems"]
+    norms: Float[Array, " problems"] | None = None
+    far: Array | float = 0.0
+
+    def reached(self, now: Standing) -> Bool[Array, " problems"]:
+        hidden = (
+            0 if self.norms is None else jnp.minimum(slack(self.norms, now.state, self.far), self.size / 2)
+        )
+        return now.size <= self.size - hidden
+
+
 def _size(problem: Any, state: Any) -> Array:
     """Read off: it decides, and has no derivative."""
     return norm(jax.lax.stop_gradient(problem.left(state)))
@@ -77,20 +92,17 @@ def until(
     problems: IterateProblem,
     now: Standing,
     limit: Int[Array, " problems"],
-    threshold: Float[Array, " problems"] | None = None,
+    goal: Goal | None = None,
     own: Any = None,
     bind: Callable[[Any, Any], Algorithm] | None = None,
     rounds: int | None = None,
-    norms: Float[Array, " problems"] | None = None,
-    far: Array | float = 0.0,
 ) -> Standing:
-    """Steps from where every problem stands until it has taken `limit` of them, its gradient is no larger
-    than `threshold`, it is stuck or its numbers overflow.
+    """Steps from where every problem stands until it has taken `limit` of them, has reached its goal, is stuck or its numbers
+    overflow.
 
     own, bind: bind(algorithm, own of one problem) is what that problem runs; by default what it has read
     off the problem. The memory starts empty. rounds: so many of them whether they are needed or not, which can be
-    differentiated in reverse; by default as many as the slowest problem needs. norms: of H, where the gradient is to be
-    below the threshold in spite of what rounding H w may hide, see `slack`, with far.
+    differentiated in reverse; by default as many as the slowest problem needs.
     """
     algorithm = algorithm.ready()
     if bind is None:
@@ -100,10 +112,7 @@ def until(
 
     def goes_on(now: Standing) -> Array:
         going = (now.taken < limit) & ~now.stuck & jnp.isfinite(now.size)
-        if threshold is None:
-            return going
-        hidden = 0 if norms is None else jnp.minimum(slack(norms, now.state, far), threshold / 2)
-        return going & ~(now.size <= threshold - hidden)
+        return going if goal is None else going & ~goal.reached(now)
 
     def start(problem: Any, state: Any, own: Any) -> Any:
         return bind(here([a[0] for a in stacked]), own).start(state, problem, algorithm.depth)

@@ -68,9 +68,8 @@ def trace(
     def body(carry: Any, now: Any) -> tuple[Any, Any]:
         return layer(carry, *now)
 
-    if (
-        algorithm.moves_covariates
-    ):  # on the way back its layers are computed again: what they would keep is larger
+    if algorithm.moves_covariates:
+        # on the way back its layers are computed again: what they would keep is larger
         body = jax.checkpoint(body, prevent_cse=False)
     found, done = [], 0
     for end in ends:

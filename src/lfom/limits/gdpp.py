@@ -130,10 +130,6 @@ def _scored(found: Method, judge: Spectra, M: np.ndarray, prompts: int) -> Fitte
 
 def with_matrix(found: Method, M: Array) -> Method:
     """The method for d unknowns: the same numbers, and M."""
-    numbers = _as_arrays(found)
+    numbers: Any = jax.tree.map(lambda a: as_array(np.asarray(a, default_dtype())), found)
     reader = Gradient(Shared(numbers.reader.A.scale, M), numbers.reader.B)
     return Method(reader, numbers.memory, found.depth)
-
-
-def _as_arrays(method: Method) -> Any:
-    return jax.tree.map(lambda a: as_array(np.asarray(a, default_dtype())), method)

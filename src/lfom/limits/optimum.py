@@ -7,7 +7,7 @@ small linear system in the moments of A G.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import Any, Literal, overload
 
@@ -115,7 +115,10 @@ def polynomial_answer(
     coefficients: Float[Array, " depth"], preconditioner: Float[Array, "d d"] | None, quadratics: Quadratic
 ) -> Array:
     """w = q(A G) A b with these coefficients of q, in ascending order, for each prompt."""
-    precondition = _precondition(preconditioner)
+
+    def precondition(v: Array) -> Array:
+        return v if preconditioner is None else matvec(preconditioner, v)
+
     start = precondition(quadratics.moment)
     w = coefficients[-1] * start
     for c in coefficients[-2::-1]:
@@ -312,10 +315,6 @@ def sampled_optima(
 def _drawn(distribution: Distribution, key: PRNGKeyArray, count: int, kernel: Kernel | None) -> Any:
     """Drawing is a program of its own: all kernels share that of their moments."""
     return distribution.problems(key, count, "iterates" if kernel is None else "kernel", kernel)
-
-
-def _precondition(matrix: Array | None) -> Callable[[Array], Array]:
-    return (lambda v: v) if matrix is None else (lambda v: matvec(matrix, v))
 
 
 def _polynomial(theta: np.ndarray, scale: float) -> tuple[float, ...]:

@@ -32,9 +32,7 @@ class PosteriorMean(OneStep):
     def __init__(self, kernel: Kernel | str, noise: Any = 0.0):
         self.weights, self.noise = as_kernel(kernel), checks.non_negative("noise", noise)
 
-    @property
-    def views(self) -> tuple[str, ...]:
-        return ("kernel",)
+    views = ("kernel",)
 
     @property
     def kernel(self) -> Kernel:

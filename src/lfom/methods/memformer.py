@@ -120,38 +120,32 @@ def memformer(
             "gamma is 'diagonal', one number per coordinate of w, and covariates=True rewrites coordinates (B): no view has "
             "both. Leave covariates out, or pass gamma='rows'."
         )
-    if memory in CONJUGATE:
-        if preconditioner != "full":
-            raise InputError(
-                f"preconditioner is {preconditioner!r}: conjugate directions need one symmetric matrix for all layers, and "
-                "learn it (with a kernel they learn nothing). Leave preconditioner out."
-            )
-        if covariates or heads > 1:
-            raise InputError(
-                "the conjugate register needs B = 0 and one head: leave covariates and heads out."
-            )
-        if kernel is not None:
-            return Method(
-                _normalised(KernelAttention(Identity(), kernel), normalised), CONJUGATE[memory](), depth
-            )
-        start = as_array(np.eye(d, dtype=default_dtype()) + scale * _Branch(key).normal((d, d)))
-        return Method(_normalised(Gradient(One(start)), normalised), CONJUGATE[memory](), depth)
+    conjugate = memory in CONJUGATE
+    if conjugate and preconditioner != "full":
+        raise InputError(
+            f"preconditioner is {preconditioner!r}: conjugate directions need one symmetric matrix for all layers, and "
+            "learn it (with a kernel they learn nothing). Leave preconditioner out."
+        )
+    if conjugate and (covariates or heads > 1):
+        raise InputError("the conjugate register needs B = 0 and one head: leave covariates and heads out.")
 
     def one_head(branch: _Branch) -> Reader:
         if kernel is not None:
-            return KernelAttention(_preconditioner(branch, "scalar", d, depth, scale), kernel)
+            numbers = Identity() if conjugate else _preconditioner(branch, "scalar", d, depth, scale)
+            return KernelAttention(numbers, kernel)
+        if conjugate:
+            return Gradient(_preconditioner(branch, "one", d, depth, scale))
         if reader != "sparse":
             return _attention(branch, str(reader), d, depth, scale)
         a, b = branch.split(2)
         A = _preconditioner(a, preconditioner, d, depth, scale)
         return Gradient(A, _preconditioner(b, preconditioner, d, depth, scale) if covariates else None)
 
-    readers = [one_head(branch) for branch in _Branch(key).split(heads)]
-    return Method(
-        _normalised(readers[0] if heads == 1 else Heads(tuple(readers)), normalised),
-        _memory(memory, gamma, d, depth, tied, own_is_one, context),
-        depth,
-    )
+    whole = _Branch(key)
+    readers = [one_head(branch) for branch in ([whole] if conjugate else whole.split(heads))]
+    read: Reader = readers[0] if heads == 1 else Heads(tuple(readers))
+    kept = _memory(memory, gamma, d, depth, tied, own_is_one, context)
+    return Method(Normalised(read) if normalised else read, kept, depth)
 
 
 def _fits(
@@ -167,10 +161,6 @@ def _fits(
         room.fits(
             said, 4.0 * depth * (1 if tied else depth) * inside, "Pass fewer layers, or memory='register'."
         )
-
-
-def _normalised(reader: Reader, wanted: bool) -> Reader:
-    return Normalised(reader) if wanted else reader
 
 
 def linear_transformer(d: int, depth: int, *, key: PRNGKeyArray, **options: object) -> Method:
@@ -239,9 +229,8 @@ class _Branch(NamedTuple):
 
     def normal(self, shape: tuple[int, ...]) -> Any:
         """Standard normals; on the host where that is possible, so that what follows compiles nothing."""
-        draw = (
-            _normal if isinstance(self.key, jax.core.Tracer) else _normal_quickly
-        )  # inside somebody's jit: part of it
+        # inside somebody's jit: part of it
+        draw = _normal if isinstance(self.key, jax.core.Tracer) else _normal_quickly
         size = math.prod(shape)
         found = draw(self.key, np.asarray(self.places, np.int32), self.counts, _rounded(size, NORMALS))
         return on_host(found)[:size].reshape(shape)
@@ -266,6 +255,8 @@ def _preconditioner(branch: _Branch, kind: str, d: int, depth: int, scale: float
         return Scaled(as_array(scale * branch.normal((depth,))))
     if kind == "shared":
         return Shared(as_array(scale * branch.normal((depth,))), as_array(np.eye(d, dtype=default_dtype())))
+    if kind == "one":
+        return One(as_array(np.eye(d, dtype=default_dtype()) + scale * branch.normal((d, d))))
     return Full(as_array(scale * branch.normal((depth, d, d))))
 
 
@@ -281,6 +272,8 @@ def _attention(branch: _Branch, kind: str, d: int, depth: int, scale: float) -> 
 def _memory(
     kind: str, gamma: str, d: int, depth: int, tied: bool, own_is_one: bool, context: int | None
 ) -> Memory:
+    if kind in CONJUGATE:
+        return CONJUGATE[kind]()
     if kind == "none":
         return Forget(ones(depth))
     if kind == "register":

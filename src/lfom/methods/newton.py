@@ -25,9 +25,7 @@ class NewtonStep(Reader):
 
     ridge: Float[Array, ""] | Float[Array, "d d"]
 
-    @property
-    def views(self) -> tuple[str, ...]:
-        return ("iterates",)
+    views = ("iterates",)
 
     def on_tokens(self, Z: Array, problem: Any) -> Array:
         raise NoSuchView(

@@ -155,6 +155,24 @@ class Distribution(eqx.Module):
         return self.prompts(key, count)
 
 
+class Remade(Distribution):
+    """`base`, remade."""
+
+    base: eqx.AbstractVar[Distribution]
+
+    @property
+    def dimension(self) -> int:
+        return self.base.dimension
+
+
+class Moved(Remade):
+    """`base` with covariates elsewhere. What is known of w* is what it was: it does not depend on them."""
+
+    @property
+    def prior(self) -> Prior | None:
+        return self.base.prior
+
+
 def a_distribution(name: str, value: Any) -> Any:
     """`value` where prompts can be drawn from it."""
     return checks.instance(
@@ -252,12 +270,6 @@ class LinearRegression(Distribution):
         w = self.draw_weights(jax.random.normal(weights, (d,), dtype))
         y = X[:-1] @ w + self.noise * jax.random.normal(labels, (self.context,), dtype)
         return Prompt(X[:-1], y, X[-1], X[-1] @ w, w)
-
-    def prompts_last(self, key: PRNGKeyArray, count: int) -> tuple[Array, Array, Array]:
-        """The same as examples with their query (n + 1, d, count), labels (n, count) and targets (count,)."""
-        drawn = self.prompts(key, count)
-        X = jnp.concatenate([drawn.X, drawn.query[:, None]], axis=1)
-        return jnp.moveaxis(X, 0, -1), drawn.y.T, drawn.target
 
     def at_once(self, key: PRNGKeyArray, count: int) -> Prompt:
         n, d = self.context, self.dimension
@@ -391,15 +403,9 @@ class GaussianMixture(Distribution):
     def component(self, index: int) -> "GaussianMixture":
         """The distribution of one component alone."""
         keep = slice(index, index + 1)
-        return eqx.tree_at(
-            lambda m: (m.means, m.variances, m.weights),
-            self,
-            (
-                as_array(on_host(self.means)[keep]),
-                as_array(on_host(self.variances)[keep]),
-                as_array(on_host(self.weights)[keep] * 0 + 1),
-            ),
-        )
+        means, variances, weights = (on_host(a)[keep] for a in (self.means, self.variances, self.weights))
+        own = tuple(map(as_array, (means, variances, weights * 0 + 1)))
+        return eqx.tree_at(lambda m: (m.means, m.variances, m.weights), self, own)
 
     def prompt(self, key: PRNGKeyArray) -> Prompt:
         return self._draw(key)[0]

@@ -14,11 +14,11 @@ from lfom.core.checks import InputError
 from lfom.core.kernels import Kernel
 from lfom.core.links import Link, LogisticLink, PoissonLink
 from lfom.core.problems import JointGram, Problem, Quadratic
-from lfom.prompts.distributions import Distribution, LinearRegression, a_distribution, asked
+from lfom.prompts.distributions import Distribution, LinearRegression, Remade, a_distribution, asked
 from lfom.prompts.prompt import LinkPrompt, Prompt
 
 
-class LinkRegression(Distribution):
+class LinkRegression(Remade):
     """The prompts of `base`, with labels drawn through a link: where `base` has the label x.w*, the mean is
     link.mean(x.w*). The target is the mean of the query's label, so that scores average labels out.
 
@@ -39,10 +39,6 @@ class LinkRegression(Distribution):
     def __check_init__(self) -> None:
         a_distribution("base", self.base)
         checks.instance("link", self.link, Link, "a link such as lfom.links.LogisticLink()")
-
-    @property
-    def dimension(self) -> int:
-        return self.base.dimension
 
     def prompt(self, key: PRNGKeyArray) -> Prompt:
         return jax.tree.map(lambda a: a[0], self.prompts(key, 1))

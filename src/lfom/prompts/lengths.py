@@ -14,7 +14,7 @@ from lfom.core.arrays import as_array
 from lfom.core.checks import InputError
 from lfom.core.kernels import Kernel
 from lfom.core.problems import JointGram, Problem, Quadratic
-from lfom.prompts.distributions import Distribution, Prior, a_distribution
+from lfom.prompts.distributions import Distribution, Moved, a_distribution
 from lfom.prompts.prompt import Prompt
 
 
@@ -36,7 +36,7 @@ class Filled(Prompt):
         return super().problem(view, kernel)
 
 
-class AnyLength(Distribution):
+class AnyLength(Moved):
     """`base` with a number of examples of its own for every prompt, uniform between the two `lengths`; these lie
     between 1 and the context n of `base`.
 
@@ -70,17 +70,9 @@ class AnyLength(Distribution):
         self.lengths = as_array(np.asarray([shortest, longest], np.int32))
 
     @property
-    def dimension(self) -> int:
-        return self.base.dimension
-
-    @property
     def has_one_matrix(self) -> bool:
         """The symmetry behind it is that of every length."""
         return self.base.has_one_matrix
-
-    @property
-    def prior(self) -> Prior | None:
-        return self.base.prior
 
     def question(self, prompts: Prompt) -> tuple[Array, Array]:
         return self.base.question(prompts)

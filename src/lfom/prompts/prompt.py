@@ -138,17 +138,15 @@ def _prompt(X: Any, y: Any, query: Any, target: Any, weights: Any, *, finite: bo
         raise InputError(f"X has {rank} axes: pass (n, d) for one prompt or (prompts, n, d) for a batch.")
     lead: tuple[int | None, ...] = () if rank == 2 else (None,)
     item = None if rank == 2 else "prompt"
-    X = checks.real_array("X", X, (*lead, None, None), finite=finite, item=item)
-    batch, (n, d) = X.shape[:-2], X.shape[-2:]
-    return Prompt(
-        X,
-        checks.real_array("y", y, (*batch, n), finite=finite, item=item),
-        checks.real_array("query", query, (*batch, d), finite=finite, item=item),
-        checks.real_array("target", target, batch, finite=finite, item=item),
-        None
-        if weights is None
-        else checks.real_array("weights", weights, (*batch, d), finite=finite, item=item),
-    )
+
+    def read(name: str, value: Any, *shape: int | None) -> Array:
+        return checks.real_array(name, value, (*lead, *shape), finite=finite, item=item)
+
+    X = read("X", X, None, None)
+    n, d = X.shape[-2:]
+    lead = X.shape[:-2]
+    w = None if weights is None else read("weights", weights, d)
+    return Prompt(X, read("y", y, n), read("query", query, d), read("target", target), w)
 
 
 def checked(prompt: Prompt, finite: bool = True) -> Prompt:

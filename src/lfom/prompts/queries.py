@@ -11,24 +11,10 @@ from jaxtyping import PRNGKeyArray
 from lfom.core import checks
 from lfom.core.arrays import HIGHEST, ratio
 from lfom.core.checks import InputError
-from lfom.prompts.distributions import Distribution, Prior, a_distribution
+from lfom.prompts.distributions import Distribution, Moved, a_distribution
 from lfom.prompts.prompt import Prompt
 
 QUERIES = ("opposite", "same", "anywhere")
-
-
-class Moved(Distribution):
-    """`base` with examples or queries elsewhere. What is known of w* is what it was: they do not depend on it."""
-
-    base: eqx.AbstractVar[Distribution]
-
-    @property
-    def dimension(self) -> int:
-        return self.base.dimension
-
-    @property
-    def prior(self) -> Prior | None:
-        return self.base.prior
 
 
 class OneOrthant(Moved):

@@ -153,13 +153,9 @@ def _only(algorithm: Algorithm, prompt: Prompt, view: str) -> Trajectory:
     return RUNNERS[view](algorithm, prompt)
 
 
-_of_arrays, _alone = (
-    jax.jit(work, static_argnames="view") for work in (_run, _only)
-)  # start in half the time
-_of_anything, _alone_of_anything = (
-    eqx.filter_jit(_run),
-    eqx.filter_jit(_only),
-)  # also where a leaf is no array
+# The first start in half the time, the others run also where a leaf is no array.
+_of_arrays, _alone = (jax.jit(work, static_argnames="view") for work in (_run, _only))
+_of_anything, _alone_of_anything = eqx.filter_jit(_run), eqx.filter_jit(_only)
 _sound = jax.jit(sound)
 # Prompts of JAX's arrays, which nobody can change, in which an accelerator has found no wrong number.
 _found_sound: weakref.WeakValueDictionary[int, Prompt] = weakref.WeakValueDictionary()

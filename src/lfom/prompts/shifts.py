@@ -18,7 +18,15 @@ from jaxtyping import Float, PRNGKeyArray
 from lfom.core import checks, room
 from lfom.core.checks import InputError
 from lfom.core.problems import Quadratic
-from lfom.prompts.distributions import Distribution, LinearRegression, Prior, a_distribution, asked, square
+from lfom.prompts.distributions import (
+    Distribution,
+    LinearRegression,
+    Moved,
+    Remade,
+    a_distribution,
+    asked,
+    square,
+)
 from lfom.prompts.prompt import Prompt
 
 
@@ -39,7 +47,7 @@ def turn(key: PRNGKeyArray, d: int, angle: Any) -> Float[Array, "d d"]:
     return jax.scipy.linalg.expm(angle * skew / jnp.where(largest > 0, largest, 1))
 
 
-class HeavyTailed(Distribution):
+class HeavyTailed(Moved):
     """`base` with covariates of Student's t distribution: x * sqrt((degrees - 2) / chi^2), one
     number per example. The covariance stays the same. degrees: a whole number of 3 or more.
 
@@ -61,10 +69,6 @@ class HeavyTailed(Distribution):
             "Pass fewer; from 100 on it is the normal one.",
         )
 
-    @property
-    def dimension(self) -> int:
-        return self.base.dimension
-
     def prompt(self, key: PRNGKeyArray) -> Prompt:
         base_key, scale_key = jax.random.split(key)
         plain = self.base.prompt(base_key)
@@ -79,16 +83,12 @@ class HeavyTailed(Distribution):
         """E[x x^T] is that of `base`, so the same root asks for all queries."""
         return self.base.question(prompts)
 
-    @property
-    def prior(self) -> Prior | None:
-        return self.base.prior
-
     def quadratics(self, key: PRNGKeyArray, count: int) -> Quadratic:
         found = Quadratic.of(prompts := self.prompts(key, count))
         return Quadratic(found.gram, found.moment, *self.question(prompts))
 
 
-class RandomScale(Distribution):
+class RandomScale(Remade):
     """`base` with the covariance of every prompt multiplied by its own number v, log-uniform between
     lowest and highest, and w* divided by sqrt(v), so that labels stay as they are.
 
@@ -109,10 +109,6 @@ class RandomScale(Distribution):
             raise InputError(
                 f"lowest is {float(self.lowest):g} and highest {float(self.highest):g}: swap them."
             )
-
-    @property
-    def dimension(self) -> int:
-        return self.base.dimension
 
     def _scale(self, key: PRNGKeyArray, shape: tuple[int, ...]) -> Array:
         low, high = jnp.log(self.lowest), jnp.log(self.highest)
@@ -190,12 +186,9 @@ class AnyOf(Distribution):
             """Questions that a part does not ask: probe and target 0."""
             return jnp.pad(values, [(0, rows - values.shape[0])] + [(0, 0)] * (values.ndim - 1))
 
-        return Quadratic(
-            jnp.concatenate([one.gram for one in drawn], axis=-1),
-            jnp.concatenate([one.moment for one in drawn], axis=-1),
-            jnp.concatenate([fill(_own_probe(one)) for one in drawn], axis=-1),
-            jnp.concatenate([fill(one.target) for one in drawn], axis=-1),
-        )
+        each = [(one.gram, one.moment, fill(_own_probe(one)), fill(one.target)) for one in drawn]
+        gram, moment, probe, target = (jnp.concatenate(own, axis=-1) for own in zip(*each, strict=True))
+        return Quadratic(gram, moment, probe, target)
 
 
 def _own_probe(quadratics: Quadratic) -> Array:

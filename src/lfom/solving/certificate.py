@@ -26,10 +26,8 @@ from lfom.core.words import brief
 
 INSIDE = 2_000  # points at which an interval is checked
 BLOCK = 4_096  # points that are computed at a time
-LOWEST, BEYOND = (
-    1e-6,
-    1.01,
-)  # where the end of an interval is looked for, as factors on the farthest that it can be
+# where the end of an interval is looked for, as factors on the farthest that it can be
+LOWEST, BEYOND = 1e-6, 1.01
 
 
 @dataclass(frozen=True)
@@ -138,9 +136,8 @@ def _exits(method: Algorithm) -> np.ndarray:
     """For every p_l, l >= 1, a t by which it has left [-1, 1]: the first such point of a grid. A polynomial of degree l
     that stays there up to T falls no faster than 2 l^2 / T at 0 (Markov), so none stays beyond 2 l^2 over its fall."""
     degrees = 1 + np.arange(method.depth)
-    falls = _answers(method, np.zeros(1), np.ones(1))[
-        1:, 0
-    ]  # -p_l'(0): what steps add up to without curvature
+    # -p_l'(0): what steps add up to without curvature
+    falls = _answers(method, np.zeros(1), np.ones(1))[1:, 0]
     farthest = BEYOND * 2 * degrees**2 / np.where(falls > 0, falls, 1.0)
     t = np.outer(farthest, np.geomspace(LOWEST, 1, INSIDE))
     values = residual_polynomials(method, t.ravel()).reshape(-1, *t.shape)[degrees, degrees - 1]

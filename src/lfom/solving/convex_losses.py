@@ -17,8 +17,7 @@ from lfom.core.preconditioners import Identity
 from lfom.core.problems import Objective
 from lfom.core.readers import Gradient
 from lfom.solving import closures, kinds
-from lfom.solving.derivatives import by_steps, by_theorem
-from lfom.solving.kinds import Kind
+from lfom.solving.derivatives import differentiated
 from lfom.solving.learners import Learner, LossLearner
 from lfom.solving.losses import hessians, solve_losses
 from lfom.solving.problems import Problems, data_array, fitting
@@ -45,6 +44,8 @@ class ConvexLosses(Problems):
     >>> ConvexLosses(loss, np.ones((3, 5, 2), np.float32), like).shape
     (3,)
     """
+
+    kind = kinds.LOSSES
 
     single: bool = eqx.field(static=True)
     loss: Callable[[Any, Any], Array] = eqx.field(static=True)
@@ -88,10 +89,6 @@ class ConvexLosses(Problems):
         return closures.read_outside(self.loss)
 
     @property
-    def kind(self) -> Kind:
-        return kinds.LOSSES
-
-    @property
     def shape(self) -> tuple[int, ...]:
         return self.sizes
 
@@ -115,9 +112,7 @@ class ConvexLosses(Problems):
         self, program: Program, own: int, steps: int, tolerance: Array | None, start: Array | None
     ) -> Raw:
         begun = self.each() if start is None else Objective(self.of_vector, start, self.data)
-        if tolerance is None:
-            return by_steps(partial(_steps_of_losses, own, steps), program, begun, None)
-        return by_theorem(partial(_solved_losses, own, steps), _newton, program, begun, None, tolerance)
+        return differentiated(partial(solve_losses, own, steps), _newton, program, begun, None, tolerance)
 
     def learner(self, steps: int, seed: int) -> Learner:
         return LossLearner(self, steps, seed)
@@ -143,14 +138,6 @@ class ConvexLosses(Problems):
     def errors(self, w: Any, best: Any) -> Array:
         lowest = self.values(best)
         return (self.values(w) - lowest) / (self.values(jax.tree.map(jnp.zeros_like, best)) - lowest)
-
-
-def _steps_of_losses(own: int, steps: int, program: Any, problems: Any, start: Any, written: bool) -> Raw:
-    return solve_losses(program, problems, own, steps, None, written)
-
-
-def _solved_losses(own: int, steps: int, program: Any, problems: Any, start: Any, tolerance: Array) -> Raw:
-    return solve_losses(program, problems, own, steps, tolerance)
 
 
 def _newton(program: Any, problems: Any, tolerance: Array, w: Array, g: Array) -> Array:

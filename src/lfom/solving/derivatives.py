@@ -19,15 +19,18 @@ from lfom.solving.program import Program, Raw
 Inverse = Callable[[Program, Any, Array, Array, Array], Array]
 
 
-def by_theorem(
-    solve: Callable[[Program, Any, Any, Array], Raw],
+def differentiated(
+    solve: Callable[..., Raw],
     inverse: Inverse,
     program: Program,
     problems: IterateProblem,
     start: Any,
-    tolerance: Array,
+    tolerance: Array | None,
 ) -> Raw:
-    """What solve(program, problems, start, tolerance) finds, with the derivative of a solution."""
+    """What solve(program, problems, start, tolerance) finds, with the derivative of a solution; without a tolerance that of
+    the steps, which solve(..., written=True) takes without a loop of unknown length."""
+    if tolerance is None:
+        return _by_steps(solve, program, problems, start)
     fixed = jax.lax.stop_gradient((program, problems, start, tolerance))
     raw = solve(*fixed)
     return raw._replace(value=_solution(inverse, (fixed[0], fixed[3]), problems, raw.value))
@@ -57,12 +60,10 @@ def _solution_jvp(inverse: Inverse, primals: Any, tangents: Any) -> tuple[Array,
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def by_steps(solve: Callable[[Any, Any, Any, bool], Raw], program: Program, problems: Any, start: Any) -> Raw:
-    """What solve(program, problems, start, written) finds, where written=True has no loop of unknown length: its derivative
-    is that of the steps."""
-    return solve(program, problems, start, False)
+def _by_steps(solve: Callable[..., Raw], program: Program, problems: Any, start: Any) -> Raw:
+    return solve(program, problems, start)
 
 
-@by_steps.defjvp
-def _by_steps_jvp(solve: Any, primals: Any, tangents: Any) -> tuple[Raw, Raw]:
-    return jax.jvp(lambda *given: solve(*given, True), primals, tangents)
+@_by_steps.defjvp
+def _by_steps_jvp(solve: Callable[..., Raw], primals: Any, tangents: Any) -> tuple[Raw, Raw]:
+    return jax.jvp(partial(solve, written=True), primals, tangents)

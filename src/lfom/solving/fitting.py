@@ -102,7 +102,7 @@ def errors(method: Method, sample: Sample) -> Errors:
 
 
 @eqx.filter_jit
-def table_loss(table: Float[Array, "steps steps"], sample: Sample) -> tuple[Array, Array]:
+def table_loss(table: Float[Array, "steps steps"], sample: Any) -> tuple[Array, Array]:
     """The fitted number for a bank of these numbers on the plain gradient, and its slopes."""
 
     def loss(table: Array) -> Array:

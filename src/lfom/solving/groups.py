@@ -73,9 +73,8 @@ def shortened(X: np.ndarray, y: np.ndarray, weights: np.ndarray) -> tuple[np.nda
     m = len(R) + 1
     v = np.full(m, m**-0.5)
     v[0] += 1
-    basis = np.eye(m)[:, 1:] - np.outer(v, v[1:]) * 2 / (
-        v @ v
-    )  # Householder's reflection of e_1 to (1, ..., 1)
+    # Householder's reflection of e_1 to (1, ..., 1)
+    basis = np.eye(m)[:, 1:] - np.outer(v, v[1:]) * 2 / (v @ v)
     short = (mean + m**0.5 * basis @ R).astype(X.dtype)
     d = X.shape[1]
     return short[:, :d], short[:, d:].reshape(m, *y.shape[1:]), np.full(m, total / m, weights.dtype)

@@ -79,9 +79,7 @@ class Blockwise(Reader):
     reader: Reader
     seen: Any = None
 
-    @property
-    def views(self) -> tuple[str, ...]:
-        return ("iterates",)
+    views = ("iterates",)
 
     def on_tokens(self, Z: Array, problem: Any) -> Array:
         raise NoSuchView("problems that are joined have no tokens: run it on iterates.")

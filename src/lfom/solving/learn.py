@@ -18,6 +18,7 @@ from lfom.solving.records import Accuracy, Record
 from lfom.solving.structures import DOORS, Structure, chosen, passing
 
 FEWEST = 10
+FEW_HELD_OUT = 20
 PER_PAIR = 10.0  # operations for every pair of steps and every unknown of every problem, at the least
 ENOUGH_TO_SPLIT = 50  # problems: with fewer, every one is held out once (cross-validation)
 REFINED = 3  # structures that go on from the closed form to gradients
@@ -62,7 +63,13 @@ def learn(
     """
     steps = checks.count("steps", steps)
     iterations = None if iterations is None else checks.count("iterations", iterations, 0)
-    count, seed = _checked_count(problems), checks.seed("seed", seed)
+    count = len(some_problems(problems))
+    if count < FEWEST:
+        raise InputError(
+            f"{count} problems are too few to learn from: {FEWEST} or more are needed, and a held-out "
+            "error that you can rely on takes some dozens."
+        )
+    seed = checks.seed("seed", seed)
     size = float(np.prod(problems.shape))
     room.fits(f"steps is {steps}", 8.0 * steps * count * size, "Pass fewer steps.")
     room.in_time(f"steps is {steps}", PER_PAIR * steps**2 * count * size, "Pass fewer steps.")
@@ -93,13 +100,9 @@ def _learned(
     folds, how = _folds(count, seed)
     most = REFINED if iterations is None or iterations else 0
     refinable = min(sum(map(learner.refinable, structures)), most)
-    again = ["refining"] * (len(folds) > 1)
-    course.to_come = [
-        *["trying"] * (len(structures) * len(folds)),
-        *["refining"] * (refinable * len(folds)),
-        *again,
-        "finishing",
-    ]
+    last = ["refining", "finishing"] if len(folds) > 1 else ["finishing"]
+    tries, again = len(structures) * len(folds), refinable * len(folds)
+    course.to_come = [*["trying"] * tries, *["refining"] * again, *last]
 
     def by_structure(kind: str, iterations: dict[Structure, int]) -> dict[Structure, list[Fitted]]:
         jobs = [Trial(one, fold, count) for one, count in iterations.items() for fold in folds]
@@ -128,7 +131,9 @@ def _learned(
         final = learner.guarded(winner, fold, learner.fit(winner, fold, final.iterations, course.tick))
     course.begin("finishing", winner.name)
     held_out = np.concatenate([fit.errors for fit in fits], axis=1)
-    warnings = warnings + _few(held_out.shape[1])
+    if held_out.shape[1] < FEW_HELD_OUT:
+        rests = f"the expected accuracy rests on {held_out.shape[1]} held-out problems"
+        warnings = [*warnings, f"{rests}: treat it as a rough figure"]
     scores = tuple((one.name, score(fits if one == winner else tried[one])) for one in order)
     record = Record(count, seed, _accuracy(held_out, how), scores, tuple(warnings))
     return learner.method(winner, fold, final, record)
@@ -159,15 +164,6 @@ def _bounded(learner: Learner, structure: Any, worst_case: Any, smoothness: Any)
             "leave out worst_case."
         )
     return Bounded(learner, worst_case, smoothness)
-
-
-def _checked_count(problems: Any) -> int:
-    if len(some_problems(problems)) < FEWEST:
-        raise InputError(
-            f"{len(problems)} problems are too few to learn from: {FEWEST} or more are needed, and a held-out "
-            "error that you can rely on takes some dozens."
-        )
-    return len(problems)
 
 
 def _folds(count: int, seed: int) -> tuple[list[Fold], str]:
@@ -209,9 +205,3 @@ def _affordable(
     verdict = "left out" if drop else "learned all the same, and likely to fit these problems only"
     text = f"{len(problems)} problems are too few for {names}: {verdict}; in brackets, how many are wanted"
     return [one for one in structures if one not in poor] if drop else structures, [text]
-
-
-def _few(held_out: int) -> list[str]:
-    if held_out >= 20:
-        return []
-    return [f"the expected accuracy rests on {held_out} held-out problems: treat it as a rough figure"]

@@ -4,7 +4,6 @@ import abc
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -98,9 +97,15 @@ class Learner(abc.ABC):
     def measured(self, fit: Fitted, fold: Fold) -> Fitted:
         """The same fit with its errors on the problems held out."""
 
-    @abc.abstractmethod
     def judge(self, members: np.ndarray) -> Judge:
         """The loss that is fitted to these problems, of a bank with given numbers on the plain gradient, and its slopes."""
+        sample = self.sample(members)
+
+        def loss(table: np.ndarray) -> tuple[float, np.ndarray]:
+            value, slopes = fitting.table_loss(as_array(table, self.problems.dtype), sample)
+            return float(value), np.asarray(slopes, np.float64)
+
+        return loss
 
     @abc.abstractmethod
     def curvature(self) -> float:
@@ -184,9 +189,6 @@ class QuadraticLearner(Learner):
         errors = np.asarray(found, np.float64)[:, self.problems.rows(fold.held_out)]
         return replace(fit, errors=errors, sizes=np.asarray(sizes))
 
-    def judge(self, members: np.ndarray) -> Judge:
-        return partial(_judged, fitting.table_loss, self.sample(members))
-
     def curvature(self) -> float:
         return extreme_eigenvalues(self.each, Gradient(Identity()))[1]
 
@@ -262,9 +264,6 @@ class LossLearner(Learner):
         found = loss_fitting.errors(Method(fit.reader, fit.memory, self.steps), self.all)
         return replace(fit, errors=np.abs(np.asarray(found, np.float64)[:, fold.held_out]))
 
-    def judge(self, members: np.ndarray) -> Judge:
-        return partial(_judged, loss_fitting.table_loss, self.sample(members))
-
     def curvature(self) -> float:
         """At the start, half way and at the solution."""
         return max(
@@ -275,11 +274,6 @@ class LossLearner(Learner):
 
 def _guard(points: np.ndarray, weight: float, dtype: Any) -> Guard:
     return Guard(as_array(points, dtype), as_array(weight, dtype))
-
-
-def _judged(loss: Any, sample: Any, table: np.ndarray) -> tuple[float, np.ndarray]:
-    value, slopes = loss(as_array(table, sample.w.dtype), sample)
-    return float(value), np.asarray(slopes, np.float64)
 
 
 @eqx.filter_jit

@@ -95,17 +95,6 @@ def errors(method: Method, sample: LossSample) -> Errors:
     return jnp.concatenate([jnp.ones((1, relative.shape[1]), relative.dtype), relative])
 
 
-@eqx.filter_jit
-def table_loss(table: Float[Array, "steps steps"], sample: LossSample) -> tuple[Array, Array]:
-    """The fitted number for a bank of these numbers on the plain gradient, and its slopes."""
-
-    def loss(table: Array) -> Array:
-        method = Method(Gradient(Identity()), scalar_bank(table), len(table))
-        return sample.loss(method)
-
-    return jax.value_and_grad(loss)(table)
-
-
 class Changed(Refined):
     """Coefficients and a preconditioner together, relative changes of both."""
 

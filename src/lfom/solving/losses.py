@@ -17,7 +17,7 @@ from lfom.core.preconditioners import Identity
 from lfom.core.problems import Objective, Operator
 from lfom.core.readers import Gradient
 from lfom.core.states import Direction
-from lfom.core.stopping import begin, choose, told, until
+from lfom.core.stopping import Goal, begin, choose, told, until
 from lfom.solving import statuses
 from lfom.solving.program import Program, Raw
 from lfom.solving.systems import Doubt, own_steps, starts, strict
@@ -134,7 +134,7 @@ def minimise(problems: Objective) -> tuple[Array, Array, Array]:
         count, now = state
         system = hessians(problems, now.w, -now.gradient)
         limit = jnp.where(now.going, inner, 0)
-        end = until(conjugate, system, begin(system, starts(system), 0), limit, 1e-3 * now.size)
+        end = until(conjugate, system, begin(system, starts(system), 0), limit, Goal(1e-3 * now.size))
         direction = end.state.w
         slope = jax.vmap(lambda g, d: jnp.sum(g * d))(now.gradient, direction)
         t, _ = jax.vmap(line_search)(problems, now.w, now.value, direction, slope, jnp.ones_like(now.value))
@@ -155,28 +155,29 @@ def doubt(w: Float[Array, "problems *shape"], norms: Float[Array, " problems"]) 
 
 
 def solve_losses(
-    program: Program,
-    problems: Objective,
     own: int,
     steps: int,
-    tolerance: Array | None,
+    program: Program,
+    problems: Objective,
+    start: None,
+    tolerance: Array | None = None,
     written: bool = False,
 ) -> Raw:
     """`own` steps of the method, then gradient steps with a line search up to `steps`; all of them
-    where its steps end above the start's loss. No problem's numbers reach another one."""
+    where its steps end above the start's loss. No problem's numbers reach another one. start: problems hold it."""
     first = begin(problems, starts(problems), steps)
     values = jax.vmap(lambda one, w: one.value(w))
     value = values(problems, first.state.w)
-    threshold = None if tolerance is None else strict(tolerance) * first.size
+    goal = None if tolerance is None else Goal(strict(tolerance) * first.size)
     finite = jax.vmap(lambda one: one.finite())(problems)
     inside = jnp.isfinite(value) & jnp.isfinite(first.size)
-    now = own_steps(program.method, problems, first, own, threshold)
+    now = own_steps(program.method, problems, first, own, goal)
     good = (values(problems, now.state.w) <= value) & jnp.isfinite(now.size)
     path = jnp.where(good, statuses.CHECKED, statuses.FALLBACK)
     now = choose(good, now, first)
     limit = jnp.where(finite & inside, jnp.where(good & (now.taken < own), now.taken, steps), 0)
     descent = Method(Gradient(Identity()), LineSearched(), 1)
-    end = until(descent, problems, now, limit, threshold, rounds=steps if written else None)
+    end = until(descent, problems, now, limit, goal, rounds=steps if written else None)
     last = values(problems, end.state.w)
     met = first.size == 0
     if tolerance is not None:  # a gradient of zeros may be one that rounding has made
@@ -184,7 +185,7 @@ def solve_losses(
             first.size - doubt(first.state.w, end.stretch)
         )
     good = finite & inside & ((last < value) | (met & (end.taken == 0))) & jnp.isfinite(end.size)
-    status = path if threshold is None else path + jnp.where(met, statuses.MET, statuses.NOT_MET)
+    status = path if goal is None else path + jnp.where(met, statuses.MET, statuses.NOT_MET)
     status = jnp.where(good, status, statuses.NO_PROGRESS)
     status = jnp.where(inside, status, statuses.OUT_OF_RANGE)
     status = jnp.where(finite, status, statuses.NOT_FINITE)

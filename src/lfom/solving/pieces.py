@@ -49,10 +49,10 @@ def in_window(solve: Callable[[Any], Any], batch: Any, first: Any, end: Any) -> 
         return jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, at, size), batch)
 
     def one_more(carry: Any) -> Any:
-        at, found = (
-            carry  # the last piece ends with the batch: where `at` is too late it is moved, here and there
-        )
-        new = solve(some(at))
+        at, found = carry
+        new = solve(
+            some(at)
+        )  # the last piece ends with the batch: where `at` is too late it is moved, here and there
         return at + size, jax.tree.map(
             lambda all_, part: jax.lax.dynamic_update_slice_in_dim(all_, part, at, 0), found, new
         )

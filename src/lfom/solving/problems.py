@@ -14,7 +14,7 @@ from jax import Array
 from lfom.core import checks
 from lfom.core.arrays import as_array
 from lfom.core.checks import InputError
-from lfom.solving.derivatives import by_steps, by_theorem
+from lfom.solving.derivatives import differentiated
 from lfom.solving.kinds import Kind
 from lfom.solving.learners import Learner, QuadraticLearner
 from lfom.solving.program import Program, Raw
@@ -150,11 +150,13 @@ class Quadratics(Problems):
     def solved(
         self, program: Program, own: int, steps: int, tolerance: Array | None, start: Array | None
     ) -> Raw:
-        problems, given = self.formed_for(program, own, steps, tolerance), (own, steps, self.sides)
-        if tolerance is None:
-            return by_steps(partial(_steps_of_systems, *given), program, problems, start)
-        solve, inverse = partial(_solved_systems, *given), partial(_inverse, *given)
-        return by_theorem(solve, inverse, program, problems, start, tolerance)
+        problems = self.formed_for(program, own, steps, tolerance)
+        solve = partial(_every_side, own, steps, self.sides)
+
+        def inverse(program: Any, problems: Any, tolerance: Array, w: Array, g: Array) -> Array:
+            return solve(program, with_moment(problems, g), None, tolerance).value
+
+        return differentiated(solve, inverse, program, problems, start, tolerance)
 
     def learner(self, steps: int, seed: int) -> Learner:
         return QuadraticLearner(self, steps, seed)
@@ -184,39 +186,18 @@ def _columns(vectors: Array) -> Array:
     return jnp.moveaxis(vectors, -1, 1).reshape(-1, vectors.shape[1])
 
 
-# What is differentiated, as functions of arrays alone: see lfom.solving.derivatives.
-
-
-def _steps_of_systems(
-    own: int, steps: int, sides: int | None, program: Any, problems: Any, start: Any, written: bool
-) -> Raw:
-    return _every_side(sides, program, problems, own, steps, None, start, written)
-
-
-def _solved_systems(
-    own: int, steps: int, sides: int | None, program: Any, problems: Any, start: Any, tolerance: Array
-) -> Raw:
-    return _every_side(sides, program, problems, own, steps, tolerance, start)
-
-
-def _inverse(
-    own: int, steps: int, sides: int | None, program: Any, problems: Any, tolerance: Array, w: Array, g: Array
-) -> Array:
-    """A^-1 g, to the same tolerance."""
-    return _every_side(sides, program, with_moment(problems, g), own, steps, tolerance).value
-
-
 def _every_side(
+    own: int,
+    steps: int,
     sides: int | None,
     program: Any,
     problems: Any,
-    own: int,
-    steps: int,
-    tolerance: Any,
     start: Any = None,
+    tolerance: Any = None,
     written: bool = False,
 ) -> Raw:
-    """Matrices are not repeated for several right-hand sides: a step multiplies each with all its vectors at once."""
+    """What is differentiated: a function of arrays alone but for numbers of steps, see lfom.solving.derivatives. Matrices are
+    not repeated for several right-hand sides: a step multiplies each with all its vectors at once."""
 
     def one(moment: Array, start: Array | None) -> Raw:
         return solve_systems(program, with_moment(problems, moment), own, steps, tolerance, start, written)

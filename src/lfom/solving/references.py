@@ -14,7 +14,7 @@ from lfom.core.methods import Method
 from lfom.core.preconditioners import Identity
 from lfom.core.problems import IterateProblem
 from lfom.core.readers import Gradient
-from lfom.core.stopping import begin, until
+from lfom.core.stopping import Goal, begin, until
 from lfom.solving.spectra import extreme_eigenvalues
 from lfom.solving.systems import plain_reader, starts
 
@@ -83,6 +83,6 @@ def _iterated(problems: IterateProblem) -> tuple[Array, Array, Bool[Array, " pro
     first = begin(problems, starts(problems), 0)
     longest = jnp.full(first.size.shape, _longest(first.state.w))
     method = Method(plain_reader(problems), Conjugate(), 1)
-    now = until(method, problems, first, longest, 10 * jnp.finfo(first.size.dtype).eps * first.size)
+    now = until(method, problems, first, longest, Goal(10 * jnp.finfo(first.size.dtype).eps * first.size))
     left = jax.vmap(lambda one, w: norm(one.gradient(w)))(problems, now.state.w)
     return now.state.w, ratio(left, jnp.where(first.size > 0, first.size, 1)), now.stuck, now.stretch

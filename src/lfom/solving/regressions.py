@@ -15,7 +15,6 @@ from lfom.core.checks import InputError
 from lfom.core.problems import ByRows, Quadratic, Regression, cheaper_by_rows, gram_of
 from lfom.solving import kinds
 from lfom.solving.groups import check_weights, padded
-from lfom.solving.kinds import Kind
 from lfom.solving.problems import Quadratics, fitting, with_moment
 from lfom.solving.program import Program, Raw
 
@@ -49,6 +48,8 @@ class LeastSquaresProblems(Quadratics):
     2
     """
 
+    kind = kinds.LEAST_SQUARES
+
     X: Array
     y: Array
     ridge: Array
@@ -78,10 +79,6 @@ class LeastSquaresProblems(Quadratics):
             known = on_host(self.weights)
             if checks.is_concrete(known) and not ((known >= 0).all() and known.any(axis=1).all()):
                 check_weights(known)
-
-    @property
-    def kind(self) -> Kind:
-        return kinds.LEAST_SQUARES
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ from lfom.core.preconditioners import Identity
 from lfom.core.problems import IterateProblem
 from lfom.core.readers import Either, Gradient, Jacobi, Multiplied, Reader
 from lfom.core.states import Iterate, Track
-from lfom.core.stopping import ROUNDED, Standing, begin, choose, told, until
+from lfom.core.stopping import ROUNDED, Goal, Standing, begin, choose, told, until
 from lfom.core.unroll import trace
 from lfom.solving import statuses
 from lfom.solving.program import Program, Raw
@@ -205,28 +205,25 @@ def solve_systems(
     written: bool = False,
 ) -> Raw:
     """`own` steps of the method, conjugate gradients up to `steps`; all of them where its steps fail their
-    check. start: where they begin, by default at 0. written: see `derivatives.by_steps`."""
+    check. start: where they begin, by default at 0. written: see `derivatives.differentiated`."""
     centred = Centred.of(given, start, program.method.homogeneous)
     problems = centred.problems
     first = begin(problems, starts(problems), steps)
-    threshold = None if tolerance is None else strict(tolerance) * first.size
     factor, path, finite = jax.vmap(partial(_into_range, program, own))(problems, given)
     finite &= _finite(given.moment) if start is None else _finite(given.moment) & _finite(start)  # type: ignore[attr-defined]
     inside = jnp.isfinite(first.size)
-    norms, distance = row_sums(problems), centred.distance()
-    now = (
-        own_steps(program.method, problems, first, own, threshold, factor, norms, distance) if own else first
-    )
+    norms = row_sums(problems)
+    goal = None if tolerance is None else Goal(strict(tolerance) * first.size, norms, centred.distance())
+    now = own_steps(program.method, problems, first, own, goal, factor) if own else first
     good = jax.vmap(no_worse)(problems, now.state)
     path = jnp.where(good, path, statuses.FALLBACK)
     now = choose(good, now, first)
     early = good & (now.taken < own)  # met: done
     limit = jnp.where(finite & inside, jnp.where(early, now.taken, steps), 0)
     ran = limit > now.taken
-    known = written or (reads_back() and threshold is None and not own and steps <= FEW)
+    known = written or (reads_back() and goal is None and not own and steps <= FEW)
     fallback = path == statuses.FALLBACK
-    rounds = steps if known else None
-    end = _conjugate(program.tail, problems, fallback, now, limit, threshold, rounds, norms, distance)
+    end = _conjugate(program.tail, problems, fallback, now, limit, goal, steps if known else None)
     end = end._replace(stretch=_stretched(problems, end) if norms is None else norms)
     # Residuals are updated, and w is rounded once more; the status is judged by the true one where that may matter.
     v = centred.held(end.state.w)
@@ -265,19 +262,17 @@ def own_steps(
     problems: IterateProblem,
     first: Standing,
     own: int,
-    threshold: Float[Array, " problems"] | None,
+    goal: Goal | None,
     factor: Float[Array, " problems"] | None = None,
-    norms: Float[Array, " problems"] | None = None,
-    far: Array | float = 0.0,
 ) -> Standing:
-    """`own` steps of the method; with a threshold each problem stops by itself. factor: multiplies the
-    directions of every problem. norms, far: see `until`. At the end the states stand at the answers."""
+    """`own` steps of the method; with a goal each problem stops by itself. factor: multiplies the
+    directions of every problem. At the end the states stand at the answers."""
     method = method.truncated(own)
 
     def rescaled(method: Any, factor: Array | None) -> Any:
         return method if factor is None else Method(Multiplied(method.reader, factor), method.memory, own)
 
-    if threshold is None:
+    if goal is None:
 
         def one(problem: Any, factor: Array | None) -> tuple[Any, Array]:
             def watch(state: Any, past: Any) -> Array:
@@ -297,17 +292,12 @@ def own_steps(
         return problem.start(splits=method.splits, moves_covariates=method.moves_covariates)
 
     method, seen = method.ready(), jax.vmap(method.look)(problems)
-    now = until(
-        method,
-        problems,
-        first._replace(state=jax.vmap(start)(problems)),
-        jnp.full_like(first.taken, own),
-        threshold,
-        (factor, seen),
-        lambda one, mine: rescaled(one.bind(mine[1]), mine[0]),
-        norms=norms,
-        far=far,
-    )
+
+    def bind(one: Any, mine: Any) -> Any:
+        return rescaled(one.bind(mine[1]), mine[0])
+
+    begun = first._replace(state=jax.vmap(start)(problems))
+    now = until(method, problems, begun, jnp.full_like(first.taken, own), goal, (factor, seen), bind)
     return now._replace(state=jax.vmap(lambda problem, one: problem.at_answer(one))(problems, now.state))
 
 
@@ -337,24 +327,22 @@ def _conjugate(
     fallback: Bool[Array, " problems"],
     now: Standing,
     limit: Int[Array, " problems"],
-    threshold: Float[Array, " problems"] | None,
+    goal: Goal | None,
     rounds: int | None,
-    norms: Float[Array, " problems"] | None,
-    far: Array | float,
 ) -> Standing:
     """Conjugate gradients from where each problem stands, up to its limit. The fallback trusts nothing
     that was learned: its preconditioner is the problem's own diagonal, or none."""
     plain = plain_reader(problems)
     if tail is None:
         method = Method(plain, Conjugate(), 1)
-        return until(method, problems, now, limit, threshold, rounds=rounds, norms=norms, far=far)
+        return until(method, problems, now, limit, goal, rounds=rounds)
 
     def bind(method: Any, own: Any) -> Method:
         flag, seen, seen_plain = own
         return Method(Either(flag, plain.bind(seen_plain), method.reader.bind(seen)), method.memory, 1)
 
     own = (fallback, jax.vmap(tail.look)(problems), jax.vmap(plain.look)(problems))
-    return until(tail, problems, now, limit, threshold, own, bind, rounds, norms, far)
+    return until(tail, problems, now, limit, goal, own, bind, rounds)
 
 
 def row_sums(problems: IterateProblem) -> Float[Array, " problems"] | None:

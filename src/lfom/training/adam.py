@@ -32,7 +32,7 @@ BLOCK = 100  # steps between two looks at the host, where batches change more of
 
 
 @dataclass(frozen=True)
-class Adam:
+class Adam(checks.SelfChecked):
     """The protocol; the defaults are those of the paper's text and docs/mathematics.md 2.14.
 
     schedule: "constant", or "cosine" (down to zero over all steps). warmup: so many of the steps at first, in
@@ -87,9 +87,6 @@ class Adam:
                 )
         if not 0 <= self.warmup < self.steps:
             raise checks.InputError(f"warmup is {self.warmup}: it is a part of the {self.steps} steps.")
-
-    def __post_init__(self) -> None:
-        self.__check_init__()
 
     def check_view(self, view: str) -> None:
         """Adam trains in every view; tokens hold one query."""
@@ -252,9 +249,8 @@ def run_adam(phase: Phase, adam: Adam, setting: Setting, state: State) -> State:
     while state.step * steps < adam.steps:
         keys = setting.keys(state.phase, state.step)
         batches = _batches(setting.source, keys, adam.batch, count, adam.averaged)
-        if (
-            lies is not None and batches.prompts_last
-        ):  # sums over tokens round as many models at once are compiled
+        # sums over tokens round as many models at once are compiled
+        if lies is not None and batches.prompts_last:
             batches = jax.device_put(batches, NamedSharding(lies.mesh, PartitionSpec(None, *lies.spec)))
             vectors, trained, moments = jax.device_put((vectors, trained, moments), lies)
         trained, moments, losses = block(vectors, trained, moments, batches)
@@ -263,18 +259,11 @@ def run_adam(phase: Phase, adam: Adam, setting: Setting, state: State) -> State:
         if (left_out > LEFT_OUT).any() or not np.isfinite(np.asarray(trained)).all():
             told = np.where(left_out > LEFT_OUT, np.nan, 0.0)
             raise setting.diverged(told, state, f"Adam step {state.step * steps}")
-        record = {
-            "phase": phase.name,
-            "number": state.phase,
-            "level": 0,
-            "step": (state.step + 1) * steps,
-            "prompts": adam.batch,
-            "log_loss": np.log(np.maximum(_last(losses), 1e-300)).tolist(),
-        } | ({"left_out": left_out.tolist()} if left_out.any() else {})
         extra = {f"adam_{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(moments))}
         found = state.vectors.copy()
         found[..., index] = trained
-        state = State(state.phase, 0, state.step + 1, found, extra, (*state.history, record))
-        if setting.watch:
-            setting.watch(state, record)
+        log_loss = np.log(np.maximum(_last(losses), 1e-300)).tolist()
+        facts = {"step": (state.step + 1) * steps, "prompts": adam.batch, "log_loss": log_loss}
+        facts |= {"left_out": left_out.tolist()} if left_out.any() else {}
+        state = setting.passed(phase, state, found, 0, extra, **facts)
     return state

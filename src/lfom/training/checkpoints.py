@@ -25,15 +25,8 @@ from lfom.training.state import Phase, State
 
 OPTIMISERS = {"least-squares": LeastSquares, "adam": Adam}
 PER_RUN = 3e11  # operations of a run: five took 15 s on two cores
-SCORED = {
-    "depth",
-    "prompts",
-    "log_loss",
-    "stderr",
-    "spread",
-    "runs",
-    "reference",
-}  # what is shown of a row of scores
+# what is shown of a row of scores
+SCORED = {"depth", "prompts", "log_loss", "stderr", "spread", "runs", "reference"}
 USES = ("model", "rotations", "training", "evaluation", "optimum")  # what the seed is split into
 
 

@@ -26,7 +26,7 @@ from lfom.core.methods import Algorithm
 from lfom.core.parameters import check_dimension, check_numbers, rebuilt, widened
 from lfom.core.problems import Problem, Quadratic
 from lfom.core.runs import by_run, common_runs, each_run, take
-from lfom.core.states import VIEWS, common
+from lfom.core.states import VIEWS, cheapest
 from lfom.core.threads import cores, in_threads
 from lfom.core.unroll import losses
 from lfom.prompts.distributions import a_distribution
@@ -157,13 +157,7 @@ def _entries(methods: Mapping[str, Any], d: int, views: tuple[str, ...] = VIEWS)
 
 def _view(name: str, method: Algorithm, views: tuple[str, ...]) -> View:
     """The cheapest that both have."""
-    found = common(method.views, views)
-    if not found:
-        raise checks.InputError(
-            f"{name} has no view: its reader and its coefficients do not run in the same one. Run it to see which "
-            "part needs which."
-        )
-    view = found[0]
+    view = cheapest(name, method.views, views)
     return view, method.kernel if view == "kernel" else None
 
 
@@ -238,8 +232,7 @@ def evaluate(
         own = by_run(method)
         check_dimension(method if own is None else own.stacked, first.dimension, name, own is not None)
     entries = _entries(methods, first.dimension, first.views)
-    runs = common_runs(**methods)
-    sources = [take(data, ...)] * runs if each is None else each.each()
+    sources = [take(data, ...)] * common_runs(**methods) if each is None else each.each()
     _check_runs(methods, len(sources))
     if contexts is not None:
         return prefix_scores(entries, sources, contexts, prompts, chunk, key, progress)

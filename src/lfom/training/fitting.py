@@ -25,7 +25,7 @@ from lfom.core.methods import Algorithm, a_method
 from lfom.core.parameters import check_dimension, check_layers, check_numbers, leaves, replaced
 from lfom.core.parameters import kinds as kinds_of
 from lfom.core.runs import PerRun, by_run, common_runs, each_run
-from lfom.core.states import VIEWS, common
+from lfom.core.states import VIEWS, cheapest
 from lfom.core.vectors import Parameters, check_constants, from_vector, parameters, vector_of
 from lfom.core.words import in_words
 from lfom.training.adam import Adam
@@ -83,14 +83,6 @@ class Fit:
 
     def model(self, run: int = 0, depth: int | None = None) -> Any:
         """The trained model of one run and depth."""
-        return self._pick(run, depth)
-
-    def per_run(self, depth: int | None = None) -> PerRun:
-        """The models of one depth for all runs, as `evaluate` takes them."""
-        models = [self._pick(run, depth) for run in range(self.runs)]
-        return PerRun(models)
-
-    def _pick(self, run: int, depth: int | None) -> Any:
         checks.count("run", run, 0)
         if depth is not None:
             checks.count("depth", depth)
@@ -101,6 +93,10 @@ class Fit:
             raise InputError(f"depth is {depth}: this fit has the depths {list(self.depths)}.")
         vector = self.vectors[run, self.depths.index(depth)]
         return from_vector(self.template, vector).truncated(depth)
+
+    def per_run(self, depth: int | None = None) -> PerRun:
+        """The models of one depth for all runs, as `evaluate` takes them."""
+        return PerRun([self.model(run, depth) for run in range(self.runs)])
 
 
 def fit(
@@ -300,13 +296,7 @@ def default_optimiser(
 
 def trained_view(model: Algorithm, views: tuple[str, ...] = VIEWS) -> str:
     """The cheapest view that the model has, of those that its prompts can be read in."""
-    found = common(model.views, views)
-    if not found:
-        raise InputError(
-            "this model has no view: its reader and its coefficients do not run in the same one. Run it to see "
-            "which part needs which."
-        )
-    return found[0]
+    return cheapest("this model", model.views, views)
 
 
 def _groups_of(train: Any) -> list[tuple[str, ...] | None]:

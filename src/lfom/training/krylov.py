@@ -8,6 +8,8 @@ backward recurrence gives for all residuals at once, d residual_a / d M_bc = sum
 where v_k = M u_k.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -36,6 +38,7 @@ IDLE = 7  # steps without a gain that end a fit: so far from a minimum its dampi
 EXACT = 1e-9  # so near to the coefficients asked for, relative to them, nothing more is looked for
 KNOWN = 4  # models whose coefficients are remembered: those before and after a step, and what was tried
 IN_CACHE = 250  # prompts whose Jacobian is multiplied at a time on a CPU (docs/design.md)
+Span = tuple[Array, ...]  # a key for each run, the first chunk and the last, and where each depth ends
 INNER = 40  # steps that fit a model's own numbers to the coefficients it should have
 
 
@@ -100,119 +103,98 @@ def jacobian(
     return residual, jnp.concatenate([jnp.asarray(in_matrix), answers])
 
 
-@jit_by_operation
-def _accumulate(
-    M: Array, c: Array, h: Array, source: Any, keys: Array, first: Array, last: Array, limits: Array
-) -> tuple[Array, Array]:
-    """J^T J (runs, depths, p, p) and J^T r (runs, depths, p) over the chunks first .. last-1, of which
-    each depth uses those below its own limit."""
-    d, depth = M.shape[-1], c.shape[-1]
-    size = d * (d + 1) // 2 + depth + 1
+def _over_prompts(
+    work: Callable[..., Any],
+    nothing: Any,
+    models: tuple[Array, ...],
+    h: Array,
+    source: Any,
+    span: Span,
+    size: int,
+) -> Any:
+    """The sum of work(q, h, *model) for every model (runs, depths, ...) over the prompts q of the chunks first .. last-1, of
+    which each depth uses those below its own limit. nothing: what it is over no prompts. size: numbers that one takes."""
+    keys, first, last, limits = span
 
-    def one_run(args: Any) -> Array:
-        matrices, coefficients, h, arrays, key = args
+    def one_run(args: Any) -> Any:
+        models, h, arrays, key = args
 
-        def chunk_sum(chunk: Array) -> Array:
+        def chunk_sum(chunk: Array) -> Any:
             q = source.draw(arrays, key, chunk)
 
-            def of_some(M: Array, c: Array, q: Quadratic) -> Array:
-                residual, J = jacobian(q, M, c, h)
-                rows = jnp.concatenate([J, residual[None]]).reshape(size, -1)
-                return jnp.matmul(rows, rows.T, precision=jax.lax.Precision.HIGHEST)
+            def one_depth(args: Any) -> Any:
+                model, limit = args
+                return jax.lax.cond(chunk < limit, partial(work, q, h), lambda *_: nothing, *model)
 
-            def products(M: Array, c: Array) -> Array:
-                """In pieces whose rows stay in a core's cache."""
-                pieces = q.moment.shape[-1] // IN_CACHE
-                if jax.default_backend() != "cpu" or pieces < 2 or q.moment.shape[-1] % IN_CACHE:
-                    return of_some(M, c, q)
+            return jax.lax.map(one_depth, (models, limits))
 
-                def add(piece: Array, total: Array) -> Array:
-                    def part(a: Array) -> Array:
-                        return jax.lax.dynamic_slice_in_dim(a, piece * IN_CACHE, IN_CACHE, axis=a.ndim - 1)
+        zero = jax.tree.map(lambda a: jnp.zeros((len(limits), *a.shape), a.dtype), nothing)
+        return summed(chunk_sum, first, last, zero, size * source.chunk)
 
-                    shared, own = eqx.partition(q, lambda a: a is q.probe and a.ndim == 2)
-                    return total + of_some(M, c, eqx.combine(shared, jax.tree.map(part, own)))
+    return jax.lax.map(one_run, (models, h, source.arrays, keys))
 
-                return jax.lax.fori_loop(0, pieces, add, jnp.zeros((size, size), M.dtype))
 
-            def one_depth(args: tuple[Array, Array, Array]) -> Array:
-                M, c, limit = args
-                return jax.lax.cond(
-                    chunk < limit, products, lambda M, c: jnp.zeros((size, size), M.dtype), M, c
-                )
+@jit_by_operation
+def _accumulate(M: Array, c: Array, h: Array, source: Any, *span: Array) -> tuple[Array, Array]:
+    """J^T J (runs, depths, p, p) and J^T r (runs, depths, p) over a span of chunks."""
+    d, depth = M.shape[-1], c.shape[-1]
+    size = d * (d + 1) // 2 + depth + 1
+    nothing = jnp.zeros((size, size), M.dtype)
 
-            return jax.lax.map(one_depth, (matrices, coefficients, limits))
+    def products(q: Quadratic, h: Array, M: Array, c: Array) -> Array:
+        """In pieces whose rows stay in a core's cache."""
 
-        zero = jnp.zeros((matrices.shape[0], size, size), M.dtype)
-        return summed(chunk_sum, first, last, zero, size * d * source.chunk)
+        def of_some(q: Quadratic) -> Array:
+            residual, J = jacobian(q, M, c, h)
+            rows = jnp.concatenate([J, residual[None]]).reshape(size, -1)
+            return jnp.matmul(rows, rows.T, precision=jax.lax.Precision.HIGHEST)
 
-    total = jax.lax.map(one_run, (M, c, h, source.arrays, keys))
+        pieces = q.moment.shape[-1] // IN_CACHE
+        if jax.default_backend() != "cpu" or pieces < 2 or q.moment.shape[-1] % IN_CACHE:
+            return of_some(q)
+
+        def add(piece: Array, total: Array) -> Array:
+            def part(a: Array) -> Array:
+                return jax.lax.dynamic_slice_in_dim(a, piece * IN_CACHE, IN_CACHE, axis=a.ndim - 1)
+
+            shared, own = eqx.partition(q, lambda a: a is q.probe and a.ndim == 2)
+            return total + of_some(eqx.combine(shared, jax.tree.map(part, own)))
+
+        return jax.lax.fori_loop(0, pieces, add, nothing)
+
+    total = _over_prompts(products, nothing, (M, c), h, source, span, size * d)
     return total[..., :-1, :-1], total[..., :-1, -1]
 
 
 @eqx.filter_jit
-def _coefficient_equations(
-    M: Array, h: Array, source: Any, keys: Array, first: Array, last: Array, limits: Array, depth: int
-) -> tuple[Array, Array]:
+def _coefficient_equations(M: Array, depth: int, h: Array, source: Any, *span: Array) -> tuple[Array, Array]:
     """J^T J (runs, depths, L, L) and its right side (runs, depths, L) in c alone, for M as it is: the loss is
     quadratic in c, and without the derivatives in M a pass costs a tenth."""
 
-    def one_run(args: Any) -> Any:
-        matrices, h, arrays, key = args
+    def equations(q: Quadratic, h: Array, M: Array) -> tuple[Array, Array]:
+        return moments(q, M, depth, h)[:2]
 
-        def chunk_sum(chunk: Array) -> Any:
-            q = source.draw(arrays, key, chunk)
-
-            def one_depth(args: tuple[Array, Array]) -> Any:
-                M, limit = args
-                nothing = (jnp.zeros((depth, depth), M.dtype), jnp.zeros(depth, M.dtype))
-                return jax.lax.cond(
-                    chunk < limit, lambda M: moments(q, M, depth, h)[:2], lambda M: nothing, M
-                )
-
-            return jax.lax.map(one_depth, (matrices, limits))
-
-        shape = (matrices.shape[0], depth)
-        zero = (jnp.zeros((*shape, depth), M.dtype), jnp.zeros(shape, M.dtype))
-        return summed(chunk_sum, first, last, zero, depth * M.shape[-1] * source.chunk)
-
-    return jax.lax.map(one_run, (M, h, source.arrays, keys))
+    nothing = (jnp.zeros((depth, depth), M.dtype), jnp.zeros(depth, M.dtype))
+    return _over_prompts(equations, nothing, (M,), h, source, span, depth * M.shape[-1])
 
 
 @eqx.filter_jit
-def _score(
-    M: Array, c: Array, h: Array, source: Any, keys: Array, first: Array, last: Array, limits: Array
-) -> tuple[Array, ...]:
+def _score(M: Array, c: Array, h: Array, source: Any, *span: Array) -> tuple[Array, ...]:
     """For each candidate (runs, depths, candidates) the sums of its loss, of its gain over the
     first candidate, and of that squared."""
 
-    def one_run(args: Any) -> Any:
-        matrices, coefficients, h, arrays, key = args
+    def sums(q: Quadratic, h: Array, M: Array, c: Array) -> tuple[Array, Array, Array]:
+        def loss(model: tuple[Array, Array]) -> Array:
+            M, c = model
+            w = M @ jnp.tensordot(c, basis(q, M, c.shape[0], h), axes=1)
+            return jnp.sum(q.residual(w) ** 2, axis=0)
 
-        def chunk_sum(chunk: Array) -> Any:
-            q = source.draw(arrays, key, chunk)
+        values = jax.lax.map(loss, (M, c))
+        gain = values[:1] - values
+        return jnp.sum(values, axis=-1), jnp.sum(gain, axis=-1), jnp.sum(gain**2, axis=-1)
 
-            def loss(model: tuple[Array, Array]) -> Array:
-                M, c = model
-                w = M @ jnp.tensordot(c, basis(q, M, c.shape[0], h), axes=1)
-                return jnp.sum(q.residual(w) ** 2, axis=0)
-
-            def sums(M: Array, c: Array) -> tuple[Array, Array, Array]:
-                values = jax.lax.map(loss, (M, c))
-                gain = values[:1] - values
-                return jnp.sum(values, axis=-1), jnp.sum(gain, axis=-1), jnp.sum(gain**2, axis=-1)
-
-            def one_depth(args: tuple[Array, Array, Array]) -> Any:
-                M, c, limit = args
-                nothing = (jnp.zeros(c.shape[0], c.dtype),) * 3
-                return jax.lax.cond(chunk < limit, sums, lambda M, c: nothing, M, c)
-
-            return jax.lax.map(one_depth, (matrices, coefficients, limits))
-
-        zero = (jnp.zeros(coefficients.shape[:2], M.dtype),) * 3
-        return summed(chunk_sum, first, last, zero, c.shape[-1] * M.shape[-1] * source.chunk)
-
-    return jax.lax.map(one_run, (M, c, h, source.arrays, keys))
+    nothing = (jnp.zeros(c.shape[2], c.dtype),) * 3
+    return _over_prompts(sums, nothing, (M, c), h, source, span, c.shape[-1] * M.shape[-1])
 
 
 class Krylov:
@@ -251,10 +233,7 @@ class Krylov:
         """Compile all programs side by side, by running them over no prompts."""
         nothing: Any = (keys, np.int32(0), np.int32(0), np.zeros(vectors.shape[1], int))
         several = np.repeat(vectors[..., None, :], 1 + tried, axis=-2)
-        jobs = [
-            lambda: self.equations(vectors, *nothing),
-            lambda: self.score(several, *nothing),
-        ]
+        jobs = [partial(self.equations, vectors, *nothing), partial(self.score, several, *nothing)]
         list(in_threads(lambda job: job(), jobs))
 
     def coordinates(self, vectors: np.ndarray) -> np.ndarray:
@@ -272,10 +251,8 @@ class Krylov:
 
     def coefficient_equations(self, vectors: np.ndarray, keys: Array, *span: Any) -> tuple[Any, ...]:
         """The same in c alone, as its best value for this M needs them."""
-        M, c = self._view(vectors)
-        first, last, limits = span
-        M, _, h = self._sent(M, c)
-        return _coefficient_equations(M, h, self._source, keys, first, last, limits, c.shape[-1])
+        M, c, h = self._sent(*self._view(vectors))
+        return _coefficient_equations(M, c.shape[-1], h, self._source, keys, *span)
 
     def with_best_coefficients(
         self, vectors: np.ndarray, normal: np.ndarray, right: np.ndarray

@@ -9,6 +9,7 @@ compiled loops, so memory does not grow with their number. Runs and depths are b
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -33,16 +34,14 @@ CAREFUL = (1e-1, 1.0, 10.0, 100.0)  # when many parameters are freed at once: sh
 PER_PROMPT = 1e4  # operations of a pass for one prompt, at the least
 FEWEST = 5  # chunks of a pass, for shallow models too
 MOST_PROMPTS = 100  # as a factor: a larger one was meant as a number
-DEEP, MANY_MORE = (
-    5,
-    4,
-)  # from so many layers on, coefficients are found once more, from so many times the prompts
+# from so many layers on, coefficients are found once more, from so many times the prompts
+DEEP, MANY_MORE = 5, 4
 SLICE = 10  # chunks per compiled call, so that progress shows and Ctrl-C is heard
 LARGER = 128  # the same on an accelerator
 
 
 @dataclass(frozen=True)
-class LeastSquares:
+class LeastSquares(checks.SelfChecked):
     """How least squares spends its prompts.
 
     first: prompts of a pass in the beginning. last: prompts of the final passes; None lets both
@@ -96,9 +95,6 @@ class LeastSquares:
                 "numbers of prompts as first and last."
             )
 
-    def __post_init__(self) -> None:
-        self.__check_init__()
-
     def check_view(self, view: str) -> None:
         """Residuals of tokens are not a function of few moments, and their queries cannot be averaged out."""
         if view == "tokens":
@@ -139,10 +135,7 @@ def _spectral(phase: Phase, options: LeastSquares, setting: Setting, state: Stat
     if setting.tick:
         setting.tick(0.3)
     prompts = int(PROMPTS * options.prompts) if options.last is None else options.last
-    found, record = spectral_state(phase, setting, state, matrices, prompts)
-    if setting.watch:
-        setting.watch(found, record)
-    return found
+    return spectral_state(phase, setting, state, matrices, prompts)
 
 
 @runtime_checkable
@@ -195,13 +188,8 @@ def run_least_squares(phase: Phase, options: LeastSquares, setting: Setting, sta
         limits = [_limits(chunks, shares) for chunks in (training, judging)]
         judged = judges * (limits[1] - judging.start)[:, None] / len(judging)  # (depths, 1) prompts
         keys = setting.keys(state.phase, state.step)
-        normal, slope = _total(
-            lambda *span, v=state.vectors: passes.equations(v, keys, *span),
-            training,
-            limits[0],
-            setting,
-            (0, 0.7),
-        )
+        equations = partial(passes.equations, state.vectors, keys)
+        normal, slope = _total(equations, training, limits[0], setting, (0, 0.7))
         last = state.level == len(levels) - 1 and not fixed
         if last and state.extra:  # the last passes are added up: together they are one larger sample
             kept = kept_by(state, {"normal": normal.shape, "slope": slope.shape})
@@ -209,9 +197,8 @@ def run_least_squares(phase: Phase, options: LeastSquares, setting: Setting, sta
         if not (np.isfinite(normal).all() and np.isfinite(slope).all()):
             raise setting.diverged(slope.sum(axis=-1), state, f"pass {state.step}")
         candidates = passes.candidates(state.vectors, normal, slope, damping)
-        total, gain, square = _total(
-            lambda *span, c=candidates: passes.score(c, keys, *span), judging, limits[1], setting, (0.7, 1)
-        )
+        score = partial(passes.score, candidates, keys)
+        total, gain, square = _total(score, judging, limits[1], setting, (0.7, 1))
         if not np.isfinite(total[..., 0]).all():
             raise setting.diverged(total[..., 0], state, f"pass {state.step}")
         best, relative = _best(total, gain, square, judged, cautious=phase.careful)
@@ -221,24 +208,10 @@ def run_least_squares(phase: Phase, options: LeastSquares, setting: Setting, sta
         loss = np.take_along_axis(total, best[..., None], axis=-1)[..., 0] / judged[:, 0]
         gains = bool((relative >= options.gain).any()) or (last and not phase.careful)
         finished = not gains or done + 1 >= most
-        record = {
-            "phase": phase.name,
-            "number": state.phase,
-            "level": state.level,
-            "step": state.step,
-            "prompts": len(training) * setting.source.chunk,
-            "log_loss": np.log(np.maximum(loss, 1e-300)).tolist(),
-        }
-        state = State(
-            state.phase,
-            state.level + finished,
-            state.step + 1,
-            vectors,
-            kept if last else {},
-            (*state.history, record),
-        )
-        if setting.watch:
-            setting.watch(state, record)
+        prompts, log_loss = len(training) * setting.source.chunk, np.log(np.maximum(loss, 1e-300)).tolist()
+        facts = {"step": state.step, "prompts": prompts, "log_loss": log_loss}
+        level, extra = state.level + finished, kept if last else {}
+        state = setting.passed(phase, state, vectors, level, extra, **facts)
     return state if phase.careful or fixed else _with_best_coefficients(passes, levels[-1], setting, state)
 
 
@@ -264,14 +237,8 @@ def _with_best_coefficients(passes: Any, prompts: int, setting: Setting, state: 
         return state
     chunks = range(-(-MANY_MORE * prompts // setting.source.chunk))
     keys = setting.keys(state.phase, state.step + 1)
-    limits = _limits(chunks, passes.shares)
-    found = _total(
-        lambda *span: passes.coefficient_equations(state.vectors, keys, *span),
-        chunks,
-        limits,
-        setting,
-        (0, 1),
-    )
+    equations = partial(passes.coefficient_equations, state.vectors, keys)
+    found = _total(equations, chunks, _limits(chunks, passes.shares), setting, (0, 1))
     return replace(state, vectors=passes.with_best_coefficients(state.vectors, *found))
 
 

@@ -31,18 +31,8 @@ from lfom.prompts.distributions import Distribution, Prior
 from lfom.prompts.prompt import Prompt
 
 RIDGE, BAYES = "ridge", "Bayes"
-STRENGTHS = (
-    0.0,
-    0.01,
-    0.03,
-    0.1,
-    0.3,
-    1.0,
-    3.0,
-    10.0,
-    30.0,
-    100.0,
-)  # of ridge, in mean squares of a covariate
+# of ridge, in mean squares of a covariate
+STRENGTHS = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 TUNED_ON = 500  # prompts that the strength is chosen on; they are not scored
 RESAMPLES = 1_000  # of the bootstrap
 GROUPS = 2_000  # more prompts than this are resampled in so many groups

@@ -23,6 +23,8 @@ from lfom.prompts.prompt import Prompt, checked, problem_of
 class Fresh(eqx.Module):
     """Prompts drawn from distributions (one per run, on a leading axis), as many as are asked for."""
 
+    is_fixed = False
+
     distributions: Any
     runs: int = eqx.field(static=True)
     chunk: int = eqx.field(static=True)
@@ -40,10 +42,6 @@ class Fresh(eqx.Module):
     @property
     def dimension(self) -> int:
         return self.distributions.dimension
-
-    @property
-    def is_fixed(self) -> bool:
-        return False
 
     @property
     def is_quadratic(self) -> bool:
@@ -70,41 +68,30 @@ class Fixed(eqx.Module):
     """A set of prompts per run, cut into chunks: arrays (runs, chunks, ..., chunk). The last
     chunk is filled up with empty prompts, whose residuals are zero."""
 
-    chunks: Quadratic | JointGram | LinkExamples
+    is_fixed = True
+
+    arrays: Quadratic | JointGram | LinkExamples
     prompts: int = eqx.field(static=True)
     chunk: int = eqx.field(static=True)
     training: int = eqx.field(static=True)  # chunks that are trained on; the others judge steps
     held: int = eqx.field(static=True)  # prompts in those others; 0: steps are judged on all
 
     @property
-    def arrays(self) -> Any:
-        return self.chunks
-
-    @property
     def runs(self) -> int:
-        return int(self.chunks.target.shape[0])
+        return int(self.arrays.target.shape[0])
 
     @property
     def dimension(self) -> int:
-        return int(self.chunks.probe.shape[3])
-
-    @property
-    def is_fixed(self) -> bool:
-        return True
+        return int(self.arrays.probe.shape[3])
 
     @property
     def is_quadratic(self) -> bool:
-        return self.chunks.is_quadratic
+        return self.arrays.is_quadratic
 
     def ranges(self, prompts: int) -> tuple[range, range, int]:
         """The whole set, whatever number was asked for."""
-        training = range(self.training)
-        total = self.chunks.target.shape[1]
-        return (
-            (training, range(self.training, total), self.held)
-            if self.held
-            else (training, training, self.prompts)
-        )
+        training, judging = range(self.training), range(self.training, self.arrays.target.shape[1])
+        return (training, judging, self.held) if self.held else (training, training, self.prompts)
 
     def draw(self, chunks: Any, key: Array, chunk: Array) -> Problem:
         return jax.tree.map(lambda a: a[chunk], chunks)
@@ -121,24 +108,18 @@ class Fixed(eqx.Module):
 class FixedTokens(eqx.Module):
     """A set of prompts per run for what reads tokens: arrays (runs, prompts, ...)."""
 
-    tokens: Tokens | LinkTokens
+    is_fixed = True
+
+    arrays: Tokens | LinkTokens
     chunk: int = eqx.field(static=True)
 
     @property
-    def arrays(self) -> Any:
-        return self.tokens
-
-    @property
     def runs(self) -> int:
-        return int(self.tokens.Z_0.shape[0])
+        return int(self.arrays.Z_0.shape[0])
 
     @property
     def dimension(self) -> int:
-        return self.tokens.unknowns()
-
-    @property
-    def is_fixed(self) -> bool:
-        return True
+        return self.arrays.unknowns()
 
     def batch(self, tokens: Any, key: Array, size: int, averaged: bool = False) -> Problem:
         """A random subset of the set, or all of it."""
@@ -192,11 +173,8 @@ def _one_batch(item: Any, view: str) -> Prompt:
     return item if item.batched else jax.tree.map(lambda a: a[None], item)
 
 
-LAST = {
-    "iterates": Quadratic,
-    "kernel": KernelMatrix,
-    "joint": JointGram,
-}  # problems with prompts on the last axis
+# problems with prompts on the last axis
+LAST = {"iterates": Quadratic, "kernel": KernelMatrix, "joint": JointGram}
 
 
 def _prompts_last(item: Any, view: str, kernel: Kernel | None) -> Any:
@@ -214,16 +192,9 @@ def _fixed(sets: list[Any], chunk: int, hold_out: float) -> Fixed:
     held = round(hold_out * prompts)
     # Two separate blocks of chunks, so that no chunk mixes training with judging.
     size = min(chunk, prompts - held, held or prompts)
-    blocks = [range(prompts - held)] + ([range(prompts - held, prompts)] if held else [])
-    order: list[np.ndarray] = []
-    counts = []
-    for block in blocks:
-        index = np.asarray(block)
-        pad = -len(index) % size
-        padded = np.concatenate([index, np.full(pad, -1)]).reshape(-1, size)
-        order.extend(padded)
-        counts.append(len(padded))
-    indices = np.stack(order)
+    blocks = np.split(np.arange(prompts), [prompts - held])
+    padded = [np.pad(own, (0, -len(own) % size), constant_values=-1).reshape(-1, size) for own in blocks]
+    indices = np.concatenate(padded)
 
     def cut(array: Any) -> Array:
         """On the host: nothing is compiled for it."""
@@ -237,4 +208,4 @@ def _fixed(sets: list[Any], chunk: int, hold_out: float) -> Fixed:
             probe = np.broadcast_to(probe[..., None], (*probe.shape, prompts))
         return jax.tree.map(cut, dataclasses.replace(item, probe=probe))
 
-    return Fixed(stack([one(item) for item in sets]), prompts, size, counts[0], held)
+    return Fixed(stack([one(item) for item in sets]), prompts, size, len(padded[0]), held)

@@ -38,12 +38,8 @@ def has_spectral_view(phase: Phase, setting: Setting) -> bool:
     """Whether its layers act on eigenvalues: GD++ with one matrix and numbers, all of them trained, on fresh prompts."""
     model = phase.parameters.template
     acts = model.moves_covariates and model.on_eigenvalues is not None
-    return (
-        acts
-        and setting.source.is_quadratic
-        and not setting.source.is_fixed
-        and phase.parameters.size == parameters(model).size
-    )
+    fresh = setting.source.is_quadratic and not setting.source.is_fixed
+    return acts and fresh and phase.parameters.size == parameters(model).size
 
 
 def matrix_phase(phase: Phase, setting: Setting) -> tuple[Phase, Setting, State]:
@@ -70,9 +66,7 @@ def matrices_of(phase: Phase, vectors: np.ndarray, setting: Setting) -> np.ndarr
     return np.stack(found) if np.linalg.eigvalsh(found).min() > 0 else None
 
 
-def spectral_state(
-    phase: Phase, setting: Setting, state: State, matrices: np.ndarray, prompts: int
-) -> tuple[State, dict[str, Any]]:
+def spectral_state(phase: Phase, setting: Setting, state: State, matrices: np.ndarray, prompts: int) -> State:
     """The fitted models of every run and depth. The first run looks for the best of all starts; the others begin
     with what the one before them found, unless that is no good on their own prompts."""
     template, depths = phase.parameters.template, setting.depths
@@ -97,16 +91,9 @@ def spectral_state(
             found = [_log_loss(one, judge) for one in known]
         rows.append([_vector(template, known[depth - 1], matrices[run]) for depth in depths])
         losses.append(found)
-    record = {
-        "phase": phase.name,
-        "number": state.phase,
-        "level": 0,
-        "step": 0,
-        "prompts": prompts,
-        "log_loss": [[own[depth - 1] for depth in depths] for own in losses],
-    }
+    log_losses = [[own[depth - 1] for depth in depths] for own in losses]
     vectors = np.asarray(rows, state.vectors.dtype)  # level 2: no pass is left
-    return State(state.phase, 2, 1, vectors, {}, (*state.history, record)), record
+    return setting.passed(phase, state, vectors, 2, {}, step=0, prompts=prompts, log_loss=log_losses)
 
 
 def _log_loss(one: Method, judge: Spectra) -> float:

@@ -132,6 +132,17 @@ class Setting:
         """One key per run for a pass: a pure function of where the fit stands."""
         return _keys(self.key, np.int32(phase), np.int32(step), self.source.runs)
 
+    def passed(
+        self, phase: Phase, state: State, vectors: np.ndarray, level: int, extra: Any, **facts: Any
+    ) -> State:
+        """Where the fit stands after a pass, or a block of steps: `watch` is told, with a record of these facts. level: of
+        what comes next. extra: what the optimiser keeps."""
+        record = {"phase": phase.name, "number": state.phase, "level": state.level, **facts}
+        now = State(state.phase, level, state.step + 1, vectors, extra, (*state.history, record))
+        if self.watch:
+            self.watch(now, record)
+        return now
+
     def diverged(self, loss: np.ndarray, state: State, step: str) -> Diverged:
         bad = np.argwhere(~np.isfinite(loss))
         run, depth = bad[0] if len(bad) else (0, 0)
