@@ -101,7 +101,17 @@ def draw(result: Result) -> Figure:
     quiet: dict[str, Any] = {"fontsize": 7.5, "color": "#555555", "va": "bottom", "linespacing": 1.3}
     figure.text(edge, 0.08 / height, "\n".join(note), **quiet)
     corner = (1 - (legend_width - 0.15) / width, 1 - top / height)
-    figure.legend(handles=handles, loc="upper left", bbox_to_anchor=corner, **LEGEND)
+    figure.legend(
+        handles=handles,
+        loc="upper left",
+        bbox_to_anchor=corner,
+        frameon=False,
+        borderpad=0,
+        borderaxespad=0,
+        fontsize=8.5,
+        handlelength=3.0,
+        labelspacing=0.6,
+    )
     return figure
 
 
