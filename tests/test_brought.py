@@ -1,6 +1,7 @@
 """What people bring: groups of any length, weights, several outputs, an intercept, one problem, either precision."""
 
 import functools
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -22,7 +23,7 @@ from lfom.frontends import learned_transformation
 from lfom.solving import statuses
 from lfom.solving.groups import shortened
 from lfom.solving.linear_systems import surely_indefinite
-from lfom.solving.program import program_of
+from lfom.solving.program import prepared, program_of
 from lfom.solving.records import _as_jax
 from tests.learned_problems import fresh_regressions, grids, learned, regressions, systems
 
@@ -283,19 +284,18 @@ def test_by_rows_and_by_the_gram_matrix_are_the_same(options: Any, everything: b
     systems = lfom.LinearSystems(gram.gram, gram.moment)
     start = rng.normal(size=(4, 16, 2) if everything else (4, 16))
     method = Method(Jacobi(Identity()), Conjugate(), 16)
-    program = program_of(method)
-    assert isinstance(problems.formed_for(program, 0, 3, None), ByRows)
+    assert problems.by_rows(False, 3, None)
+    by_rows = replace(program_of(method), by_rows=True)
     found, wanted = (method.solve(p, **options, start=start) for p in (problems, systems))
     close = 1e-10 if "steps" in options else 1e-7  # rounding grows with the steps of conjugate gradients
     np.testing.assert_allclose(found.value, wanted.value, rtol=1e-8, atol=close)
     np.testing.assert_array_equal(found.status, wanted.status)
     if "steps" in options:
         np.testing.assert_allclose(found.residuals, wanted.residuals, rtol=1e-6, atol=1e-9)
-    few = learned_wide()
-    assert not isinstance(
-        problems.formed_for(program_of(few), 2, 2, None), ByRows
-    )  # it is rescaled by its matrix
-    one: Any = jax.tree.map(lambda leaf: leaf[0], problems.formed_for(program, 0, 3, None))
+    ranged = prepared(learned_wide()).ranged
+    assert not problems.by_rows(ranged, 2, None)  # what is rescaled is so by its matrix
+    assert isinstance(problems.formed_for(by_rows), ByRows)
+    one: Any = jax.tree.map(lambda leaf: leaf[0], problems.formed_for(by_rows))
     np.testing.assert_allclose(one.diagonal(), np.diag(gram.gram[0]), rtol=1e-12)
 
     def total(X: Any, options: Any) -> Any:

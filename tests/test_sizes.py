@@ -200,9 +200,9 @@ def test_a_batch_of_hundreds_of_megabytes_is_cut_on_an_accelerator(monkeypatch: 
 def test_what_is_kept_of_a_method_goes_with_it() -> None:
     method: Any = lfom.gradient_descent(0.1, steps=3)
     problems = some_systems(count=3)
-    before = len(program.KEPT)
+    before = len(program.prepared.known)
     first = method.solve(problems)
-    assert len(program.KEPT) == before + 1
+    assert len(program.prepared.known) == before + 1
     np.testing.assert_array_equal(method.solve(problems).value, first.value)
     with pytest.raises(InputError, match="steps"):
         method.solve(problems, steps=True)  # 1 was never asked for, and True is no number of steps
@@ -212,7 +212,7 @@ def test_what_is_kept_of_a_method_goes_with_it() -> None:
             method.solve(problems, steps=wrong)
     del method, first
     gc.collect()
-    assert len(program.KEPT) == before
+    assert len(program.prepared.known) == before
 
 
 def test_a_batch_of_none_is_solved_and_shown() -> None:

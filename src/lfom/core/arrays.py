@@ -41,6 +41,14 @@ def as_array(value: Any, dtype: Any = None) -> Array:
     return jax.device_put(np.asarray(value, dtype))
 
 
+def as_it_is(array: np.ndarray) -> Array:
+    """A JAX array of the same precision, whatever JAX computes in now."""
+    if array.dtype.itemsize < 8:
+        return jax.device_put(array)
+    with jax.enable_x64(True):
+        return jax.device_put(array)
+
+
 def default_dtype() -> Any:
     """The floating-point type that JAX computes in now."""
     return jax.dtypes.canonicalize_dtype(float)

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lfom.core.arrays import as_array, on_host
+from lfom.core.arrays import as_array, as_it_is, on_host
 from lfom.core.checks import InputError, shown
 
 LAYERS = "layers"  # the axis that counts layers: a layer sees its own entry only
@@ -368,7 +368,7 @@ def widened(tree: Any, depth: int) -> Any:
         ]
         if not any(missing):
             return leaf.array
-        return as_array(np.pad(np.asarray(leaf.array), [(0, more) for more in missing]))
+        return as_it_is(np.pad(np.asarray(leaf.array), [(0, more) for more in missing]))
 
     return replaced(tree, [one(leaf) for leaf in leaves(tree)])
 

@@ -12,7 +12,7 @@ from jax import Array
 from jaxtyping import Float
 
 from lfom.core import checks
-from lfom.core.arrays import PROMPTS_LAST
+from lfom.core.arrays import PROMPTS_LAST, as_it_is
 from lfom.core.checks import is_concrete
 from lfom.core.compiler import reads_back
 from lfom.core.kernels import check_semidefinite
@@ -20,7 +20,7 @@ from lfom.core.methods import Algorithm, a_method
 from lfom.core.parameters import check_dimension, check_layers, leaves, replaced
 from lfom.core.problems import IterateProblem, JointGram, KernelMatrix, Problem, Unreadable
 from lfom.core.states import VIEWS, NoSuchView, common
-from lfom.core.unroll import unroll
+from lfom.core.unroll import is_loop, unroll, with_room
 from lfom.core.words import brief
 from lfom.prompts.prompt import Prompt, checked, problem_of, sound
 
@@ -63,7 +63,7 @@ def run(algorithm: Algorithm, prompt: Prompt | Problem, *, view: str | None = No
     checks.count("depth", algorithm.depth)
     if isinstance(prompt, Problem):  # a user's argument: a prompt, or a problem
         check_layers(algorithm, algorithm.depth)
-        return _on_problem(algorithm, prompt)
+        return _cut(_on_problem(*_roomy(algorithm, prompt), prompt), algorithm)
     begun = _begun_early(algorithm, prompt, view)
     prompt = checked(prompt, finite=False)
     check_layers(algorithm, algorithm.depth, 1, prompts := prompt.X.shape[:-2])
@@ -102,11 +102,26 @@ def _begun(algorithm: Algorithm, prompt: Prompt, view: str) -> tuple[Trajectory,
     is here when the trajectory is not, so that nobody waits for it."""
     plain = all(isinstance(leaf, Array | np.ndarray) for leaf in jax.tree.leaves(algorithm))
     if not reads_back():
-        return (_of_arrays if plain else _of_anything)(algorithm, prompt, view)
+        found, finite = (_of_arrays if plain else _of_anything)(*_roomy(algorithm, prompt), prompt, view)
+        return _cut(found, algorithm), finite
     finite = True if _found_sound.get(id(prompt)) is prompt else _sound(prompt)
     if isinstance(finite, Array) and is_concrete(finite):
         finite.copy_to_host_async()
-    return (_alone if plain else _alone_of_anything)(algorithm, prompt, view), finite
+    return (_alone if plain else _alone_of_anything)(algorithm, None, prompt, view), finite
+
+
+def _roomy(algorithm: Algorithm, prompt: Any) -> tuple[Algorithm, Any]:
+    """With room for more layers, where they are a loop and nobody differentiates it, and how many it has."""
+    known = is_loop(algorithm) and all(map(is_concrete, jax.tree.leaves(prompt)))
+    return with_room(algorithm) if known else (algorithm, None)
+
+
+def _cut(found: Trajectory, algorithm: Algorithm) -> Trajectory:
+    """Without the layers that there was only room for; by NumPy, since every length would be a program of JAX's."""
+    steps = algorithm.depth + 1
+    if len(found.predictions) <= steps:
+        return found
+    return jax.tree.map(lambda a: as_it_is(np.asarray(a)[:steps]), found)
 
 
 def _begun_early(
@@ -144,13 +159,13 @@ def _each(one: Callable[[Algorithm, Prompt], Array], algorithm: Algorithm, promp
     return jax.vmap(single, in_axes=(axes, 0), out_axes=1)([leaf.array for leaf in known], prompt)
 
 
-def _run(algorithm: Algorithm, prompt: Prompt, view: str) -> tuple[Trajectory, Array]:
+def _run(algorithm: Algorithm, turns: Any, prompt: Prompt, view: str) -> tuple[Trajectory, Array]:
     """And whether the prompt's numbers are finite: one program, and one flag that comes back."""
-    return RUNNERS[view](algorithm, prompt), sound(prompt)
+    return RUNNERS[view](algorithm, turns, prompt), sound(prompt)
 
 
-def _only(algorithm: Algorithm, prompt: Prompt, view: str) -> Trajectory:
-    return RUNNERS[view](algorithm, prompt)
+def _only(algorithm: Algorithm, turns: Any, prompt: Prompt, view: str) -> Trajectory:
+    return RUNNERS[view](algorithm, turns, prompt)
 
 
 # The first start in half the time, the others run also where a leaf is no array.
@@ -161,27 +176,27 @@ _sound = jax.jit(sound)
 _found_sound: weakref.WeakValueDictionary[int, Prompt] = weakref.WeakValueDictionary()
 
 
-def _on_tokens(algorithm: Algorithm, prompt: Prompt) -> Trajectory:
+def _on_tokens(algorithm: Algorithm, turns: Any, prompt: Prompt) -> Trajectory:
     def one(algorithm: Algorithm, single: Prompt) -> Array:
-        return unroll(algorithm, single.problem("tokens"))
+        return unroll(algorithm, single.problem("tokens"), turns=turns)
 
     return Trajectory(_each(one, algorithm, prompt), None, "tokens")
 
 
-def _on_iterates(algorithm: Algorithm, prompt: Prompt) -> Trajectory:
+def _on_iterates(algorithm: Algorithm, turns: Any, prompt: Prompt) -> Trajectory:
     if prompt.batched and prompt.X.shape[-1] <= PROMPTS_LAST:  # prompts last: see lfom.core.arrays
-        w = jnp.moveaxis(unroll(algorithm, prompt.problem("iterates")), 1, -1)
+        w = jnp.moveaxis(unroll(algorithm, prompt.problem("iterates"), turns=turns), 1, -1)
     else:
 
         def one(algorithm: Algorithm, single: Prompt) -> Array:
-            return unroll(algorithm, iterate_problem(single, algorithm))
+            return unroll(algorithm, iterate_problem(single, algorithm), turns=turns)
 
         w = _each(one, algorithm, prompt)
     return Trajectory(jnp.sum(w * prompt.query, axis=-1), w, "iterates")
 
 
-def _on_joint(algorithm: Algorithm, prompt: Prompt) -> Trajectory:
-    return Trajectory(unroll(algorithm, JointGram.of(prompt))[:, 0], None, "joint")
+def _on_joint(algorithm: Algorithm, turns: Any, prompt: Prompt) -> Trajectory:
+    return Trajectory(unroll(algorithm, JointGram.of(prompt), turns=turns)[:, 0], None, "joint")
 
 
 def _on_kernel(algorithm: Algorithm, prompt: Prompt) -> Trajectory:
@@ -189,18 +204,18 @@ def _on_kernel(algorithm: Algorithm, prompt: Prompt) -> Trajectory:
         raise NoSuchView("the view 'kernel' is that of attention with one kernel, and this method has none.")
     problem: Any = problem_of(prompt, "kernel", algorithm.kernel)
     check_semidefinite(algorithm.kernel, problem.gram * problem.unknowns())
-    return _on_kernel_matrix(algorithm.without_kernel(), problem)
+    return _cut(_on_kernel_matrix(*_roomy(algorithm.without_kernel(), problem), problem), algorithm)
 
 
 @eqx.filter_jit
-def _on_kernel_matrix(algorithm: Algorithm, problem: KernelMatrix) -> Trajectory:
-    answers = unroll(algorithm, problem)
+def _on_kernel_matrix(algorithm: Algorithm, turns: Any, problem: KernelMatrix) -> Trajectory:
+    answers = unroll(algorithm, problem, turns=turns)
     return Trajectory(jnp.sum(problem.probe[0] * answers, axis=1), None, "kernel")
 
 
 @eqx.filter_jit
-def _on_problem(algorithm: Algorithm, problem: Problem) -> Trajectory:
-    return Trajectory(unroll(algorithm, problem), None, type(problem).__name__)
+def _on_problem(algorithm: Algorithm, turns: Any, problem: Problem) -> Trajectory:
+    return Trajectory(unroll(algorithm, problem, turns=turns), None, type(problem).__name__)
 
 
 RUNNERS = {"tokens": _on_tokens, "joint": _on_joint, "iterates": _on_iterates}

@@ -4,31 +4,32 @@ Problems that lie on several devices are solved where they lie: none waits for a
 """
 
 from collections.abc import Hashable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import jax
-import numpy as np
 from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
 from lfom.core.checks import is_concrete
+from lfom.core.unroll import room_of
 from lfom.solving.pieces import in_pieces, in_window, piece
 from lfom.solving.problems import Problems
-from lfom.solving.program import Prepared, Raw, Rest
+from lfom.solving.program import Plan, Prepared, Raw, Rest
 from lfom.solving.sizes import solve_in_sizes
 
 
-def solve_batch(
-    method: Prepared,
-    problems: Problems,
-    own: int,
-    steps: int,
-    tolerance: np.ndarray | None,
-    start: Array | None,
-) -> Raw:
-    shared, batch, leaves = (method.arrays, tolerance), (problems, start), jax.tree.leaves(problems)
-    lies = placement(leaves)
+def solve_batch(method: Prepared, problems: Problems, plan: Plan, start: Array | None) -> Raw:
+    batch, leaves = (problems, start), jax.tree.leaves(problems)
+    lies, known = placement(leaves), all(map(is_concrete, (*leaves, start)))
+    own, steps, tolerance, _, counts = plan
+    by_rows = problems.by_rows(method.ranged and own > 0, steps, tolerance)
+    if lies is not None or not known or method.room is None:
+        counts = None  # loops of a known length
+    else:
+        own, steps = method.room if own else 0, room_of(steps)
+    shared: Any = method.arrays, tolerance, counts
     if lies is not None:
         shared = _put(shared, NamedSharding(lies.mesh, PartitionSpec()))
         batch = _put(batch, lies)
@@ -37,15 +38,23 @@ def solve_batch(
 
     def solve(some: Any, window: Any = None) -> Raw:
         return compiled(
-            shared, some, window, rest=method.rest, own=own, steps=steps, lies=lies, outside=outside
+            shared,
+            some,
+            window,
+            rest=method.rest,
+            own=own,
+            steps=steps,
+            by_rows=by_rows,
+            lies=lies,
+            outside=outside,
         )
 
-    if lies is not None or not all(map(is_concrete, (*leaves, start))):
+    if lies is not None or not known:
         return solve(batch)
     return solve_in_sizes(solve, batch, len(leaves[0]))
 
 
-@partial(jax.jit, static_argnames=("rest", "own", "steps", "lies", "outside"))
+@partial(jax.jit, static_argnames=("rest", "own", "steps", "by_rows", "lies", "outside"))
 def compiled(
     shared: Any,
     batch: Any,
@@ -54,15 +63,17 @@ def compiled(
     rest: Rest,
     own: int,
     steps: int,
+    by_rows: bool,
     lies: NamedSharding | None,
     outside: Hashable = (),
 ) -> Raw:
-    """window: of which problems solutions are wanted, see `in_window`; by default of all. outside: see
+    """own, steps: numbers of steps, or room for so many where the numbers are data. window: of which problems solutions are wanted, see `in_window`; by default of all. outside: see
     `Problems.reads_outside`; it names what was compiled."""
 
     def here(shared: Any, batch: Any) -> Raw:
-        arrays, tolerance = shared
-        program = rest.whole(arrays).ready()  # once, not in every piece
+        arrays, tolerance, counts = shared
+        # once, not in every piece
+        program = replace(rest.whole(arrays).ready(), counts=counts, by_rows=by_rows)
 
         def solve(some: Any) -> Raw:
             problems, start = some

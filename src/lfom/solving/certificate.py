@@ -20,7 +20,7 @@ from lfom.core.checks import InputError
 from lfom.core.methods import Algorithm
 from lfom.core.parameters import check_layers, check_numbers, kinds
 from lfom.core.problems import Quadratic
-from lfom.core.unroll import unroll
+from lfom.core.unroll import unroll, with_room
 from lfom.core.vectors import real
 from lfom.core.words import brief
 
@@ -100,14 +100,16 @@ def _answers(method: Algorithm, t: np.ndarray, moment: np.ndarray) -> np.ndarray
         raise InputError("this method is no polynomial in M A with one symmetric M and fixed numbers.")
     blocks = [np.pad(np.asarray(a, np.float64), (0, -len(a) % BLOCK)).reshape(-1, BLOCK) for a in (t, moment)]
     with jax.enable_x64(True):
-        double: Any = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64) if real(leaf) else leaf, single)
-        found = [np.asarray(_run(double, *map(as_array, own))) for own in zip(*blocks, strict=True)]
-    return np.concatenate(found, axis=1)[:, : len(t)]
+        full, turns = with_room(single)
+        double: Any = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64) if real(leaf) else leaf, full)
+        found = [np.asarray(_run(double, turns, *map(as_array, own))) for own in zip(*blocks, strict=True)]
+    return np.concatenate(found, axis=1)[: method.depth + 1, : len(t)]
 
 
 @eqx.filter_jit
-def _run(method: Algorithm, t: Array, moment: Array) -> Array:
-    return unroll(method, Quadratic(t[None, None], moment[None]))[:, 0]
+def _run(method: Algorithm, turns: Any, t: Array, moment: Array) -> Array:
+    quadratic = Quadratic(t[None, None], moment[None])
+    return unroll(method, quadratic, loop=turns is not None, turns=turns)[:, 0]
 
 
 def certify(method: Algorithm, seen: tuple[float, float] | None = None, exact: bool = False) -> Certificate:

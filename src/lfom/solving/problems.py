@@ -81,6 +81,10 @@ class Problems(eqx.Module):
         """How many right-hand sides a problem has; None for one, without an axis of them."""
         return None
 
+    def by_rows(self, ranged: bool, steps: int, tolerance: Any) -> bool:
+        """Whether so many steps cost less by rows than by Gram matrices. ranged: they are brought into the range of a family."""
+        return False
+
     def rows(self, members: np.ndarray) -> np.ndarray:
         """Where the problems with these numbers stand in `each`: one row for every right-hand side."""
         count = self.sides or 1
@@ -130,8 +134,8 @@ class Quadratics(Problems):
         """The problems as the core knows them; where they have several right-hand sides, `moment` has a last axis of
         them."""
 
-    def formed_for(self, program: Program, own: int, steps: int, tolerance: Array | None) -> Any:
-        """The same in the form in which so many steps cost least."""
+    def formed_for(self, program: Program) -> Any:
+        """The same in the form in which the program reads them."""
         return self.formed()
 
     def each(self) -> Any:
@@ -150,7 +154,7 @@ class Quadratics(Problems):
     def solved(
         self, program: Program, own: int, steps: int, tolerance: Array | None, start: Array | None
     ) -> Raw:
-        problems = self.formed_for(program, own, steps, tolerance)
+        problems = self.formed_for(program)
         solve = partial(_every_side, own, steps, self.sides)
 
         def inverse(program: Any, problems: Any, tolerance: Array, w: Array, g: Array) -> Array:

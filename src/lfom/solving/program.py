@@ -1,6 +1,6 @@
 """What a compiled `solve` is made of, and what it returns before anybody puts it into words."""
 
-import weakref
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -10,9 +10,10 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from lfom.core.arrays import as_array
-from lfom.core.checks import is_concrete
+from lfom.core.kept import AsLongAs, lasts
 from lfom.core.memories import Conjugate
 from lfom.core.methods import Algorithm, Method
+from lfom.core.unroll import Turns, with_room
 from lfom.solving import statuses
 
 
@@ -20,18 +21,33 @@ class Program(eqx.Module):
     """The part of a method that runs. tail: the conjugate gradients that go on where its own steps end; None
     for those with the problem's own diagonal. range: see `Learned`; None for a method that was not learned, or was
     under a bound on its worst case, which holds for problems as they are. reach: see Certificate; None where there is none. path: of problems
-    that are solved as they are and of which no certificate speaks."""
+    that are solved as they are and of which no certificate speaks. counts: how many steps of its own are taken and how many in all,
+    where these are data; whoever is told numbers of steps then takes them for room. by_rows: whether regressions are read by
+    their rows."""
 
     method: Algorithm
     tail: Method | None
     range: Float[Array, "3"] | None = None
     reach: Float[Array, " steps"] | None = None
+    counts: tuple[Turns, Turns] | None = None
     path: int = eqx.field(static=True, default=statuses.CHECKED)
+    by_rows: bool = eqx.field(static=True, default=False)
 
     def ready(self) -> "Program":
         """The same, with what all problems share computed once."""
         tail = None if self.tail is None else self.tail.ready()
-        return Program(self.method.ready(), tail, self.range, self.reach, self.path)
+        return replace(self, method=self.method.ready(), tail=tail)
+
+    def with_room(self) -> tuple["Program", int | None]:
+        """The same with room for more layers, and for how many, where it may have it (see `core.unroll.with_room`)."""
+        method, turns = with_room(self.method)
+        if turns is None:
+            return self, None
+        tail = method if self.tail is self.method else self.tail
+        reach = self.reach
+        if reach is not None:
+            reach = as_array(np.pad(np.asarray(reach), (0, method.depth - len(reach))))
+        return replace(self, method=method, tail=tail, reach=reach), method.depth  # type: ignore[arg-type]
 
 
 def program_of(method: Algorithm) -> Program:
@@ -62,17 +78,26 @@ class Rest:
         return self is other or (same and bool(self.rest == other.rest))
 
 
-Plan = tuple[int, int, np.ndarray | None, str]  # the method's own steps, steps in all, tolerance, fallback
+class Plan(NamedTuple):
+    """own: the method's own steps. steps: in all. counts: both as data, where they can be."""
+
+    own: int
+    steps: int
+    tolerance: np.ndarray | None
+    fallback: str
+    counts: tuple[Turns, Turns] | None
 
 
 class Prepared:
     """What `solve` needs of a method. arrays, rest: its program, with what all problems share computed. plans: what was
-    decided for problems of a kind, shape and precision, a number of steps and a tolerance."""
+    decided for problems of a kind, shape and precision, a number of steps and a tolerance. room: for so many of its own steps; None
+    where their number is no data."""
 
     def __init__(self, method: Algorithm):
         program: Any = program_of(method)
-        self.lasts = all(_lasts(leaf) for leaf in jax.tree.leaves(program))
-        if self.lasts:
+        self.ranged, self.room = program.range is not None, None
+        if lasts(program):
+            program, self.room = program.with_room()
             ready = eqx.filter_eval_shape(Program.ready, program)
             if not eqx.tree_equal(*map(jax.tree.structure, (ready, program))):
                 program = eqx.filter_jit(Program.ready)(program)
@@ -81,23 +106,7 @@ class Prepared:
         self.rest, self.plans = Rest(rest, structure), dict[Any, Plan]()
 
 
-def _lasts(leaf: Any) -> bool:
-    """Whether it has a value that nobody can change."""
-    return not isinstance(leaf, np.ndarray) and is_concrete(leaf)
-
-
-KEPT: dict[int, tuple[Any, Prepared]] = {}  # by the identity of methods, as long as they exist
-
-
-def prepared(method: Algorithm) -> Prepared:
-    """Found once for methods whose numbers cannot change."""
-    number = id(method)
-    if number in KEPT:
-        return KEPT[number][1]
-    found = Prepared(method)
-    if found.lasts:
-        KEPT[number] = weakref.ref(method, lambda _: KEPT.pop(number, None)), found
-    return found
+prepared = AsLongAs(Prepared)
 
 
 class Raw(NamedTuple):

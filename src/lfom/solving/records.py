@@ -11,6 +11,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
+from lfom.core.arrays import as_it_is
 from lfom.core.checks import InputError, is_concrete
 from lfom.core.methods import Algorithm
 from lfom.core.words import brief
@@ -67,7 +68,9 @@ class Record:
         return dict(self.scores)
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["found", "method"], meta_fields=["fallback"])
+@partial(
+    jax.tree_util.register_dataclass, data_fields=["found", "method"], meta_fields=["fallback", "columns"]
+)
 @dataclass(frozen=True, eq=False, repr=False)
 class Solution:
     """value (problems, *shape); status (problems,) with `meaning`; steps taken by each; residuals
@@ -87,6 +90,7 @@ class Solution:
     found: Raw
     method: Algorithm
     fallback: str = "conjugate gradients"
+    columns: int | None = None  # of residuals that are shown, where there was room for more
 
     @cached_property
     def value(self) -> Any:
@@ -102,7 +106,7 @@ class Solution:
 
     @cached_property
     def residuals(self) -> Float[Array, "*problems columns"]:
-        return _as_jax(self.found.residuals)
+        return _as_jax(_cut(self.found.residuals, self.columns))
 
     @cached_property
     def intercept(self) -> Float[Array, "..."] | None:
@@ -144,16 +148,13 @@ class Solution:
         return statuses.failed(self.status)
 
 
+def _cut(sizes: Any, columns: int | None) -> Any:
+    """By NumPy, since every number of columns would be a program of JAX's."""
+    return sizes if columns in (None, sizes.shape[-1]) else np.asarray(sizes)[..., :columns]
+
+
 def _as_jax(tree: Any) -> Any:
     """What several cores have found lies in NumPy's arrays, since handing one over takes .1 to .4 ms. It keeps its precision,
     whatever JAX computes in when it is read."""
 
-    def one(leaf: Any) -> Any:
-        if not isinstance(leaf, np.ndarray):
-            return leaf
-        if leaf.dtype.itemsize < 8:
-            return jax.device_put(leaf)
-        with jax.enable_x64(True):
-            return jax.device_put(leaf)
-
-    return jax.tree.map(one, tree)
+    return jax.tree.map(lambda leaf: as_it_is(leaf) if isinstance(leaf, np.ndarray) else leaf, tree)

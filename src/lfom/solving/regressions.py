@@ -120,13 +120,17 @@ class LeastSquaresProblems(Quadratics):
 
         return with_moment(*jax.vmap(one)(self.groups(), self.ridge))
 
-    def formed_for(self, program: Program, own: int, steps: int, tolerance: Array | None) -> Any:
-        """By their rows where that is cheaper: to a tolerance, were it to take as many steps as there are unknowns.
-        Where a problem is brought into the range of a family, its size is read off the Gram matrix."""
+    def by_rows(self, ranged: bool, steps: int, tolerance: Any) -> bool:
+        """To a tolerance, were it to take as many steps as there are unknowns. Where a problem is brought into the range of a
+        family, its size is read off the Gram matrix."""
         _, n, d = self.X.shape
         expected = steps if tolerance is None else min(steps, d)
-        if (own and program.range is not None) or not cheaper_by_rows(n, d, expected, self.sides or 1):
+        return not ranged and cheaper_by_rows(n, d, expected, self.sides or 1)
+
+    def formed_for(self, program: Program) -> Any:
+        if not program.by_rows:
             return self.formed()
+        n = self.X.shape[1]
 
         def one(group: Group, ridge: Array) -> tuple[ByRows, Array]:
             shares = jnp.asarray(1 / n, ridge.dtype) if group.shares is None else group.shares

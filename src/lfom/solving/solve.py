@@ -13,6 +13,7 @@ from lfom.core import checks
 from lfom.core.checks import InputError
 from lfom.core.methods import Algorithm
 from lfom.core.parameters import check_layers
+from lfom.core.unroll import count
 from lfom.core.vectors import real
 from lfom.solving.batches import solve_batch
 from lfom.solving.kinds import Kind
@@ -29,10 +30,10 @@ def solve(
 ) -> Solution:
     """See `Method.solve`."""
     ready = prepared(method)
-    own, steps, limit, fallback = _planned(ready, method, problems, steps, tolerance)
+    plan = _planned(ready, method, problems, steps, tolerance)
     if start is not None:
         start = problems.begun(start)
-    return Solution(solve_batch(ready, problems, own, steps, limit, start), method, fallback)
+    return Solution(solve_batch(ready, problems, plan, start), method, plan.fallback, plan.steps + 1)
 
 
 def _planned(ready: Prepared, method: Algorithm, problems: Any, steps: Any, tolerance: Any) -> Plan:
@@ -44,7 +45,9 @@ def _planned(ready: Prepared, method: Algorithm, problems: Any, steps: Any, tole
     if plain and asked in ready.plans:
         return ready.plans[asked]
     _check(method, problems)
-    plan = (*budget(method, steps, tolerance, shape, dtype), kind.fallback)
+    own, most, limit = budget(method, steps, tolerance, shape, dtype)
+    data = None if ready.room is None else (count(own), count(most))
+    plan = Plan(own, most, limit, kind.fallback, data)
     if plain:
         ready.plans[asked] = plan
     return plan

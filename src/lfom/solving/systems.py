@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int
 from lfom.core.arrays import norm, pad_axes, ratio
 from lfom.core.compiler import reads_back
 from lfom.core.memories import Conjugate
-from lfom.core.methods import Algorithm, Method
+from lfom.core.methods import Method
 from lfom.core.preconditioners import Identity
 from lfom.core.problems import IterateProblem
 from lfom.core.readers import Either, Gradient, Jacobi, Multiplied, Reader
@@ -209,17 +209,18 @@ def solve_systems(
     centred = Centred.of(given, start, program.method.homogeneous)
     problems = centred.problems
     first = begin(problems, starts(problems), steps)
-    factor, path, finite = jax.vmap(partial(_into_range, program, own))(problems, given)
+    taken, most = program.counts or (own, steps)
+    factor, path, finite = jax.vmap(partial(_into_range, program, taken))(problems, given)
     finite &= _finite(given.moment) if start is None else _finite(given.moment) & _finite(start)  # type: ignore[attr-defined]
     inside = jnp.isfinite(first.size)
     norms = row_sums(problems)
     goal = None if tolerance is None else Goal(strict(tolerance) * first.size, norms, centred.distance())
-    now = own_steps(program.method, problems, first, own, goal, factor) if own else first
+    now = own_steps(program, problems, first, own, goal, factor) if own else first
     good = jax.vmap(no_worse)(problems, now.state)
     path = jnp.where(good, path, statuses.FALLBACK)
     now = choose(good, now, first)
-    early = good & (now.taken < own)  # met: done
-    limit = jnp.where(finite & inside, jnp.where(early, now.taken, steps), 0)
+    early = good & (now.taken < taken)  # met: done
+    limit = jnp.where(finite & inside, jnp.where(early, now.taken, most), 0)
     ran = limit > now.taken
     known = written or (reads_back() and goal is None and not own and steps <= FEW)
     fallback = path == statuses.FALLBACK
@@ -258,16 +259,18 @@ def _inner(vectors: Array) -> tuple[int, ...]:
 
 
 def own_steps(
-    method: Algorithm,
+    program: Program,
     problems: IterateProblem,
     first: Standing,
     own: int,
     goal: Goal | None,
     factor: Float[Array, " problems"] | None = None,
 ) -> Standing:
-    """`own` steps of the method; with a goal each problem stops by itself. factor: multiplies the
-    directions of every problem. At the end the states stand at the answers."""
-    method = method.truncated(own)
+    """`own` steps of the method, or as many as the program counts; with a goal each problem stops by itself. factor: multiplies
+    the directions of every problem. At the end the states stand at the answers."""
+    method: Any = program.method.truncated(own)
+    turns = None if program.counts is None else program.counts[0]
+    taken = own if turns is None else turns
 
     def rescaled(method: Any, factor: Array | None) -> Any:
         return method if factor is None else Method(Multiplied(method.reader, factor), method.memory, own)
@@ -278,15 +281,14 @@ def own_steps(
             def watch(state: Any, past: Any) -> Array:
                 return norm(jax.lax.stop_gradient(problem.left(state)))
 
-            _, last, sizes = trace(rescaled(method, factor), problem, None, watch)
+            loop = turns is not None
+            _, last, sizes = trace(rescaled(method, factor), problem, None, watch, loop=loop, turns=turns)
             return problem.at_answer(last), sizes
 
         state, sizes = jax.vmap(one)(problems, factor)
-        rest = first.sizes.shape[1] - 1 - own
-        table = [first.sizes[:, :1], sizes, jnp.repeat(sizes[:, -1:], rest, axis=1)]
-        return first._replace(
-            state=state, taken=first.taken + own, size=sizes[:, -1], sizes=jnp.concatenate(table, axis=1)
-        )
+        seen = jnp.concatenate([first.sizes[:, :1], sizes], axis=1)
+        table = seen[:, jnp.minimum(jnp.arange(first.sizes.shape[1]), taken)]
+        return first._replace(state=state, taken=first.taken + taken, size=table[:, -1], sizes=table)
 
     def start(problem: Any) -> Any:
         return problem.start(splits=method.splits, moves_covariates=method.moves_covariates)
@@ -297,16 +299,17 @@ def own_steps(
         return rescaled(one.bind(mine[1]), mine[0])
 
     begun = first._replace(state=jax.vmap(start)(problems))
-    now = until(method, problems, begun, jnp.full_like(first.taken, own), goal, (factor, seen), bind)
+    limit = jnp.full_like(first.taken, taken)
+    now = until(method, problems, begun, limit, goal, (factor, seen), bind)
     return now._replace(state=jax.vmap(lambda problem, one: problem.at_answer(one))(problems, now.state))
 
 
 def _into_range(
-    program: Program, own: int, problem: IterateProblem, given: IterateProblem
+    program: Program, own: Any, problem: IterateProblem, given: IterateProblem
 ) -> tuple[Any, Array, Array]:
     """The factor that brings a problem into the range of the learning problems; its path; and whether
     its numbers are finite, as they were given, which the size of a matrix tells as well."""
-    if program.range is None or not own:
+    if program.range is None or program.method.is_conjugate:
         return None, jnp.asarray(program.path), given.finite()
     size = gauge(program.method.reader, problem)  # type: ignore[attr-defined]
     low, typical, high = program.range

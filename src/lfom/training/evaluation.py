@@ -28,7 +28,7 @@ from lfom.core.problems import Problem, Quadratic
 from lfom.core.runs import by_run, common_runs, each_run, take
 from lfom.core.states import VIEWS, cheapest
 from lfom.core.threads import cores, in_threads
-from lfom.core.unroll import losses
+from lfom.core.unroll import WRITTEN_OUT, losses, room_of
 from lfom.prompts.distributions import a_distribution
 from lfom.training.prefixes import PrefixScore, prefix_scores
 from lfom.training.scores import BINS, GROUPS, Score, counted
@@ -60,14 +60,13 @@ class _Entry:
     view: View
     structure: Any  # the method without its arrays
     arrays: list[list[Array]]  # of each run, or of one for all
-    active: np.ndarray  # 1 for the layers that it uses, of those its structure has
-    steps: int
+    steps: int  # the layers that it uses, of those its structure has
 
     def of_run(self, run: int) -> list[Array]:
         return self.arrays[run if len(self.arrays) > 1 else 0]
 
     def sums(self, run: int, blocks: "Chunk") -> Any:
-        return _sums(self.structure, self.of_run(run), self.active, self.steps, *blocks.of(self.view))
+        return _sums(self.structure, self.of_run(run), self.steps, *blocks.of(self.view))
 
 
 @dataclass(frozen=True)
@@ -96,12 +95,10 @@ class Sums(NamedTuple):
 
 
 @functools.partial(jax.jit, static_argnames="structure", compiler_options=PLAINLY)
-def _sums(
-    structure: Any, arrays: list[Array], active: Array, steps: Array, blocks: Problem, alive: Array
-) -> Sums:
+def _sums(structure: Any, arrays: list[Array], steps: Array, blocks: Problem, alive: Array) -> Sums:
     method = rebuilt(structure, arrays)
     values = _each_block(
-        lambda problem: losses(method, problem, active, loop=_as_loop(method, problem)), blocks
+        lambda problem: losses(method, problem, loop=_as_loop(method, problem), turns=steps), blocks
     )
     last = jnp.take(values, steps, axis=1)
     size = last.shape[1]
@@ -146,12 +143,13 @@ def _entries(methods: Mapping[str, Any], d: int, views: tuple[str, ...] = VIEWS)
     found = []
     for names in families.values():
         deepest = max(layers[name] for name in names)
+        if deepest > WRITTEN_OUT and each[names[0]][0].switches_off:
+            deepest = room_of(deepest) or deepest
         for name in names:
             filled = [widened(one, deepest).truncated(deepest) for one in each[name]]
             arrays = [[leaf for leaf in jax.tree.leaves(one) if eqx.is_array(leaf)] for one in filled]
-            active = (np.arange(filled[0].depth) < layers[name]).astype(np.float32)
             structure = _structure(filled[0])
-            found.append(_Entry(name, read[name], structure, arrays, active, layers[name]))
+            found.append(_Entry(name, read[name], structure, arrays, layers[name]))
     return sorted(found, key=lambda entry: list(methods).index(entry.name))
 
 

@@ -110,7 +110,7 @@ def prefix_scores(
 
     def on_device(entry: Any, run: int, drawn: Asked) -> Any:
         """(contexts, prompts)"""
-        given = (entry.structure, entry.of_run(run), entry.active, drawn)
+        given = (entry.structure, entry.of_run(run), entry.steps, drawn)
         if along[entry.name]:
             return _along(*given, lengths, entry.view[0])
         return [_after(*given, k, entry.view) for k in wanted]
@@ -216,23 +216,23 @@ ALONG = {"iterates": _grams, "joint": _joints}
 
 @functools.partial(jax.jit, static_argnames=("structure", "view"))
 def _along(
-    structure: Any, arrays: list[Array], active: Array, drawn: Asked, contexts: Array, view: str
+    structure: Any, arrays: list[Array], steps: Array, drawn: Asked, contexts: Array, view: str
 ) -> Array:
     """The losses (contexts, prompts) after the last step, in one program."""
     method = rebuilt(structure, arrays)
-    return ALONG[view](drawn, contexts, lambda problem: _squared(method, problem, active))
+    return ALONG[view](drawn, contexts, lambda problem: _squared(method, problem, steps))
 
 
 @functools.partial(jax.jit, static_argnames=("structure", "k", "view"))
-def _after(structure: Any, arrays: list[Array], active: Array, drawn: Asked, k: int, view: Any) -> Array:
+def _after(structure: Any, arrays: list[Array], steps: Array, drawn: Asked, k: int, view: Any) -> Array:
     """The same of the first k examples, whatever reads them."""
     whole = drawn.prompts
     prompts = dataclasses.replace(whole, X=whole.X[:, :k], y=whole.y[:, :k])
-    return _squared(rebuilt(structure, arrays), prompts.problem(*view), active)
+    return _squared(rebuilt(structure, arrays), prompts.problem(*view), steps)
 
 
-def _squared(method: Any, problem: Problem, active: Array) -> Array:
-    return jnp.sum(last_residual(method, problem, active) ** 2, axis=0)
+def _squared(method: Any, problem: Problem, steps: Array) -> Array:
+    return jnp.sum(last_residual(method, problem, turns=steps) ** 2, axis=0)
 
 
 # Ridge regression and the Bayes predictor
