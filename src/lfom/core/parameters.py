@@ -323,6 +323,12 @@ def check_layers(
 ) -> None:
     """Every array that has an entry per layer must have enough of them, and no axis that is not declared, unless it
     counts prompts. grid: see `leaves`. prompts: how many there are, () for one or where they are drawn, None if not known."""
+    facts = getattr(tree, "facts", None)
+    if grid == 1 and facts is not None and any(axis.startswith("d_") for axis in sizes(tree)):
+        raise InputError(
+            f"this method was learned for unknowns of shape {facts.shape}, and a prompt has d of them in a row. Solve "
+            "problems of that shape with it, or learn one from regressions."
+        )
     for leaf in shapes(tree, grid):
         name = leaf.name.rpartition(".")[2]
         more = leaf.array.shape[len(leaf.axes) :]
