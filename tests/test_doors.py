@@ -300,6 +300,7 @@ DOORS: dict[str, Any] = {
     "Optax": learned_transformation,
     "Lineax": LearnedSolver,
     "promise": lambda method: method.promise,
+    "evaluate": lambda method: lfom.evaluate({"one": method}, DATA, prompts=5, key=KEY),
     "JSON": lambda method: method.to_json(),
     "worst case": lfom.worst_case,
     "solve": lambda method: method.solve(regressions()),
@@ -312,6 +313,13 @@ DOORS: dict[str, Any] = {
 def test_more_layers_than_numbers_are_refused_at_every_door(name: str, door: str) -> None:
     with pytest.raises(lfom.InputError, match=r"4 layers, but .* for 2"):
         DOORS[door](LONGER[name])
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("depth", [0, -1])
+def test_no_layers_are_refused_at_every_door(depth: int, door: str) -> None:
+    with pytest.raises(lfom.InputError, match=rf"(depth|steps) is {depth}: it must be"):
+        DOORS[door](lfom.Method(GRADIENT, memories.Forget(jnp.ones(2)), depth))
 
 
 @pytest.mark.parametrize("door", ["Optax", "Lineax"])
