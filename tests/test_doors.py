@@ -300,6 +300,7 @@ DOORS: dict[str, Any] = {
     "Optax": learned_transformation,
     "Lineax": LearnedSolver,
     "promise": lambda method: method.promise,
+    "evaluate": lambda method: lfom.evaluate({"one": method}, DATA, prompts=5, key=KEY),
     "JSON": lambda method: method.to_json(),
     "worst case": lfom.worst_case,
     "solve": lambda method: method.solve(regressions()),
@@ -312,6 +313,13 @@ DOORS: dict[str, Any] = {
 def test_more_layers_than_numbers_are_refused_at_every_door(name: str, door: str) -> None:
     with pytest.raises(lfom.InputError, match=r"4 layers, but .* for 2"):
         DOORS[door](LONGER[name])
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("depth", [0, -1])
+def test_no_layers_are_refused_at_every_door(depth: int, door: str) -> None:
+    with pytest.raises(lfom.InputError, match=rf"(depth|steps) is {depth}: it must be"):
+        DOORS[door](lfom.Method(GRADIENT, memories.Forget(jnp.ones(2)), depth))
 
 
 @pytest.mark.parametrize("door", ["Optax", "Lineax"])
@@ -351,3 +359,53 @@ def test_what_answers_in_one_step_has_no_heads() -> None:
     best = lfom.exact_optimum(d=2, n=4, depth=2).as_algorithm()
     with pytest.raises(lfom.InputError, match="answers in one step, and has neither a reader nor a memory"):
         best.to_json()
+
+
+@pytest.mark.parametrize("structure", ["scalar", "diagonal", "preconditioned:full", "conjugate:full"])
+def test_the_transformer_of_a_learned_method_answers_as_it_does(structure: str, x64: None) -> None:
+    """And has its precision; also of one that was cut and has no tokens of its own."""
+    method = lfom.learn(regressions(count=30), 2, structure, iterations=0, progress=False)
+    prompts = asked(regressions(1))
+    for one in [method, method.truncated(1)][: 1 + (structure == "diagonal")]:
+        transformer = lfom.theorems.memformer_of(one)
+        assert transformer.dtype == one.dtype == jnp.float32
+        found = lfom.run(transformer, prompts, view="tokens").predictions
+        np.testing.assert_allclose(found, lfom.run(one, prompts).predictions, rtol=1e-4, atol=1e-6)
+
+
+def test_what_no_transformer_runs_is_refused_with_the_reason() -> None:
+    transformer = lfom.theorems.memformer_of
+    jacobi = lfom.learn(regressions(count=30), 2, "scalar:jacobi", iterations=0, progress=False)
+    with pytest.raises(lfom.InputError, match="they differ from problem to problem"):
+        transformer(jacobi)
+    with pytest.raises(lfom.InputError, match=r'not learned.*run it with view="tokens"'):
+        transformer(lfom.gradient_descent(0.3, 2))
+    with pytest.raises(lfom.InputError, match=r'not learned.*run it with view="iterates"'):
+        transformer(lfom.newton(2, 0.1))
+
+
+def test_what_has_tokens_alone_promises_nothing_of_a_solve() -> None:
+    method = lfom.memformer(2, 2, gamma="tokens", context=4, key=KEY)
+    assert method.promise.startswith("none: it answers prompts")
+    with pytest.raises(lfom.InputError, match="Use Scalar, Pair, Rows or CoordinateWise"):
+        method.to_json()
+    with pytest.raises(lfom.InputError, match=r"gradients only. Use lfom\.run"):
+        learned_transformation(method)
+
+
+def test_a_method_learned_on_a_grid_stays_one_when_it_is_cut_and_is_none_for_prompts() -> None:
+    rng = np.random.default_rng(0)
+    k, b = np.exp(0.3 * rng.normal(size=(2, 30, 2, 3))).astype(np.float32)
+    grids = lfom.LinearSystems(lambda k, v: k * v, b, data=k)
+    method = lfom.learn(grids, 2, "preconditioned:full", iterations=0, progress=False)
+    wanted = method.solve(grids[:2], steps=1).value
+    np.testing.assert_allclose(method.truncated(1).solve(grids[:2]).value, wanted, rtol=1e-5)
+    with pytest.raises(
+        lfom.InputError, match=r"made for unknowns of shape \(6,\), and these problems have \(3,\)"
+    ):
+        method.truncated(1).solve(regressions())
+    diagonal = lfom.learn(grids, 2, "diagonal", iterations=0, progress=False)
+    with pytest.raises(
+        lfom.InputError, match=r"unknowns of shape \(2, 3\), and a prompt has d of them in a row"
+    ):
+        lfom.run(diagonal, asked(regressions()))

@@ -99,6 +99,7 @@ def test_gates_at_a_corner_are_the_chosen_head(x64: None) -> None:
             "prompt is a batch.*Pass one",
         ),
         (lambda: theorems.gate_to((gradient_descent(0.1, 1),), 1), "chosen is 1: it must be between 0 and 0"),
+        (lambda: theorems.conjugate_memformer(2, stop=-1.0), "stop is -1.0: it must be 0 or greater"),
     ],
 )
 def test_bad_constructions_are_refused(build: Any, message: str) -> None:

@@ -58,7 +58,10 @@ class Coefficient(eqx.Module):
 
     def numbers(self) -> tuple[Any, Any]:
         """What multiplies the context's and the query's w: a number, or one per coordinate."""
-        raise InputError(f"{type(self).__name__} does not multiply w by numbers.")
+        raise InputError(
+            f"{type(self).__name__} does not multiply w by numbers, which is all that a table of coefficients tells. Use Scalar, "
+            "Pair, Rows or CoordinateWise, or give it numbers()."
+        )
 
     def with_numbers(self, context: Any, query: Any) -> "Coefficient | None":
         """The same with these, where it has one for the context and one for the query; else None."""

@@ -86,7 +86,7 @@ class Memory(eqx.Module):
             "conjugate gradients compute their coefficients from each prompt, so they have no "
             "fixed coefficients. Run them on the prompt instead."
             if self.conjugate
-            else f"{type(self).__name__} has no fixed coefficients of past gradients that act on w."
+            else f"{type(self).__name__} has no fixed coefficients of past gradients that act on w. Run it, or give it table()."
         )
 
     def canonical(self, depth: int, wide: bool) -> "Memory":

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lfom.core.arrays import as_array, as_it_is, on_host
-from lfom.core.checks import InputError, shown
+from lfom.core.checks import InputError, count, shown
 
 LAYERS = "layers"  # the axis that counts layers: a layer sees its own entry only
 PAST = "past"  # the axis that counts stored directions: a layer sees all of it
@@ -323,6 +323,13 @@ def check_layers(
 ) -> None:
     """Every array that has an entry per layer must have enough of them, and no axis that is not declared, unless it
     counts prompts. grid: see `leaves`. prompts: how many there are, () for one or where they are drawn, None if not known."""
+    count("depth", depth)
+    facts = getattr(tree, "facts", None)
+    if grid == 1 and facts is not None and any(axis.startswith("d_") for axis in sizes(tree)):
+        raise InputError(
+            f"this method was learned for unknowns of shape {facts.shape}, and a prompt has d of them in a row. Solve "
+            "problems of that shape with it, or learn one from regressions."
+        )
     for leaf in shapes(tree, grid):
         name = leaf.name.rpartition(".")[2]
         more = leaf.array.shape[len(leaf.axes) :]

@@ -11,7 +11,7 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 
 from lfom.core.checks import InputError
-from lfom.core.methods import Algorithm
+from lfom.core.methods import Algorithm, a_method
 from lfom.core.parameters import check_layers
 from lfom.core.problems import IterateProblem, Operator, Quadratic
 from lfom.core.words import brief
@@ -46,7 +46,7 @@ class LearnedSolver(lx.AbstractLinearSolver[State]):
     tolerance: float | None = eqx.field(static=True)
 
     def __init__(self, method: Algorithm, steps: int | None = None, tolerance: float | None = None):
-        facts = method.facts
+        facts = a_method("method", method).facts
         check_kind(method, facts.kind if facts is not None and facts.kind.quadratic else kinds.OPERATORS)
         check_layers(method, method.depth, None if method.shape is None else len(method.shape), ())
         self.method, self.steps, self.tolerance = method, steps, tolerance

@@ -10,7 +10,7 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 
 from lfom.core.checks import InputError
-from lfom.core.methods import Algorithm
+from lfom.core.methods import Algorithm, a_method
 from lfom.core.parameters import by_layer, check_layers
 from lfom.core.problems import Objective
 from lfom.core.states import Iterate, Track
@@ -35,7 +35,7 @@ def learned_transformation(method: Algorithm) -> optax.GradientTransformation:
     A transformation sees gradients only. It cannot check, rescale or fall back as `method.solve` does.
     An example stands in docs/frontends.md.
     """
-    _check(method)
+    _check(a_method("method", method))
     steps, bare = method.depth, method.as_algorithm()
 
     def layer(index: Any, gradient: Array) -> Algorithm:
@@ -75,7 +75,10 @@ def _check(method: Algorithm) -> None:
     check_layers(method, method.depth, None if method.shape is None else len(method.shape), ())
     name = "" if method.structure is None else f" ({method.structure.name})"
     if "iterates" not in method.views:
-        raise InputError("this method acts on tokens, and an Optax transformation sees gradients only.")
+        raise InputError(
+            "this method acts on tokens, and an Optax transformation sees gradients only. Use lfom.run, or a method with an "
+            "iterate view (method.views)."
+        )
     if method.is_conjugate:
         raise InputError(
             f"this method{name} computes its coefficients from A, and an Optax transformation sees "

@@ -23,18 +23,20 @@ from lfom.core.arrays import as_array, default_dtype, on_host, ones
 from lfom.core.checks import InputError
 from lfom.core.coefficients import Scalar
 from lfom.core.memories import Bank, Conjugate, Forget, Register, scalar_bank
-from lfom.core.methods import Method, Mixture
+from lfom.core.methods import Method, Mixture, a_method
 from lfom.core.preconditioners import Full, Identity, One
 from lfom.core.problems import Tokens
 from lfom.core.readers import Gradient
+from lfom.core.states import VIEWS
 from lfom.core.unroll import trace
 from lfom.methods.classical import lfom
+from lfom.methods.memformer import mixture
 from lfom.prompts.prompt import Prompt, checked
 
 
 def gradient_descent_transformer(A: Float[Array, "depth d d"]) -> Method:
     """Lemma 1: the Linear Transformer whose prediction is x.w_l, w <- w - A_l^T grad R(w)."""
-    A = checks.real_array("A", A, (None, None, None))
+    A = _square(A)
     return Method(Gradient(Full(A)), Forget(ones(A.shape[0])), A.shape[0])
 
 
@@ -45,15 +47,17 @@ def conjugate_gradient_memformer(prompt: Prompt, depth: int, stop: float = 0.0) 
     They are read off the conjugate register, run on the prompt's tokens: two sums over context labels
     (docs/mathematics.md 2.6), so the construction reads nothing but tokens.
     """
+    prompt = checked(prompt).linear()
     if prompt.batched:
         raise InputError("prompt is a batch: Theorem 1 holds per prompt. Pass one, or vmap over them.")
-    method, tokens = conjugate_memformer(depth, stop), Tokens.of(checked(prompt).linear())
+    method, tokens = conjugate_memformer(depth, stop), Tokens.of(prompt)
     _, _, (alpha, gamma) = trace(method, tokens, None, lambda state, past: (past.alpha, past.gamma))
     return Method(Gradient(Identity()), Register(alpha, gamma), method.depth)
 
 
 def conjugate_memformer(depth: int, stop: float = 0.0) -> Method:
     """The same with the conjugate register, which computes the coefficients for every prompt."""
+    checks.non_negative("stop", stop)
     return Method(Gradient(Identity()), Conjugate(stop), checks.count("depth", depth))
 
 
@@ -62,10 +66,17 @@ def lfom_memformer(A: Float[Array, "depth d d"], gamma: Float[Array, "depth dept
     context. The Memformer runs w_{k+1} = w_k - sum_j gamma[k, j] A_j^T grad R(w_j), that is
     equation 1.1 with Lambda_j^k = -(sum over l <= k of gamma[l, j]) A_j^T.
     """
-    A = checks.real_array("A", A, (None, None, None))
+    A = _square(A)
     depth = A.shape[0]
     gamma = checks.real_array("gamma", gamma, (depth, depth))
     return Method(Gradient(Full(A)), Bank(Scalar(gamma), tied=False), depth)
+
+
+def _square(A: Any) -> Array:
+    A = checks.real_array("A", A, (None, None, None))
+    if A.shape[1] != A.shape[2]:
+        raise InputError(f"A has shape {A.shape}: each A_l must be square. Pass (depth, d, d).")
+    return A
 
 
 def diagonal_lfom(coefficients: Float[Array, "depth depth d"]) -> Mixture:
@@ -87,22 +98,24 @@ def memformer_of(method: Method) -> Method | Mixture:
     """The Transformer that answers a prompt as a learned method does on the same regression: attention with
     its matrix and its memory; for diagonal coefficients one head per coordinate, as `diagonal_lfom` has.
 
-    method: what lfom.learn returned for unknowns in a row, from regressions or matrices.
+    method: what lfom.learn returned for unknowns in a row, from regressions or matrices; trained further or cut to fewer
+    steps, too.
     """
-    (reader, memory), shape, facts = method.parts(), method.shape, method.facts
-    if facts is None or shape is None:
+    (reader, memory), shape, facts = a_method("method", method).parts(), method.shape, method.facts
+    diagonal = reader.definite and "tokens" not in memory.views  # it needs heads, whether learned or not
+    if shape is None or (facts is None and not diagonal):
         raise InputError(
             "this method was not learned, so it is a reader and a memory of prompts already: run it with "
-            'view="tokens".'
+            f'view="{(method.views or VIEWS)[-1]}".'
         )
-    if not facts.kind.quadratic:
+    if facts is not None and not facts.kind.quadratic:
         raise InputError(
             f"this method was learned from {facts.kind}, and attention reads the gradient of a regression. Learn one "
             "from lfom.LeastSquaresProblems."
         )
     if not reader.from_gradient:
         raise InputError(
-            f"this method is {facts.structure.name}: its coordinates are set by the diagonal of each problem, so they "
+            f"this method is {facts.structure.name if facts else reader}: its coordinates are set by the diagonal of each problem, so they "
             "differ from problem to problem, and the weights of a Transformer do not. Learn one without Jacobi."
         )
     if len(shape) != 1:
@@ -111,7 +124,7 @@ def memformer_of(method: Method) -> Method | Mixture:
             "regressions."
         )
     (d,), depth, read = shape, method.layers, reader.A  # type: ignore[attr-defined]
-    M = _matrix(read, d)
+    M = _matrix(read, d).astype(method.dtype)
     if "tokens" in memory.views:
         return Method(Gradient(One(M)), memory, depth)
     heads = []
@@ -130,6 +143,9 @@ def _matrix(A: Any, d: int) -> Array:
 def gate_to(heads: tuple[Method, ...], chosen: int) -> Mixture:
     """The soft-gating theorem (label thm:multihead_moe_refined): gates at a corner, so that the
     mixture is exactly the chosen head."""
-    if not 0 <= chosen < len(heads):
-        raise InputError(f"chosen is {chosen}: it must be between 0 and {len(heads) - 1}.")
-    return Mixture(tuple(heads), as_array(np.eye(len(heads))[chosen], default_dtype()))
+    every = mixture(heads).heads
+    if checks.count("chosen", chosen, 0) >= len(every):
+        raise InputError(
+            f"chosen is {chosen}: it must be between 0 and {len(every) - 1}. Pass the place of a head."
+        )
+    return Mixture(every, as_array(np.eye(len(every))[chosen], default_dtype()))

@@ -85,6 +85,8 @@ def _without_bound(method: Algorithm) -> str:
         free = method.facts is None and kinds(method)  # a matrix that was trained or handed over
         known = ", if its matrix is positive definite" if free else ""
         return f"the energy norm of the error falls with every step (conjugate gradients{known})"
+    if "iterates" not in method.views:
+        return "none: it answers prompts (lfom.run), and has no w to solve a problem with"
     return "none before the solve: the answer is checked afterwards and is never worse than the start"
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from lfom.core import checks
 from lfom.core.checks import InputError
 from lfom.core.methods import Algorithm
-from lfom.core.parameters import check_layers
+from lfom.core.parameters import check_layers, sizes
 from lfom.core.unroll import count
 from lfom.core.vectors import real
 from lfom.solving.batches import solve_batch
@@ -71,7 +71,9 @@ def budget(
 
 
 def check_shape(method: Algorithm, shape: tuple[int, ...]) -> None:
-    if method.shape is not None and method.shape != shape:
+    # matrices over flattened unknowns are for all shapes of as many
+    flat = method.facts is None and not {"d", "rows"} & sizes(method).keys()
+    if method.shape not in (None, shape, (math.prod(shape),) if flat else None):
         how = "learned" if method.facts is not None else "made"
         raise InputError(
             f"this method was {how} for unknowns of shape {method.shape}, and these problems have "
