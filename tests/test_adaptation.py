@@ -332,6 +332,8 @@ ONE_TOKEN = make_batch(0, 30, 1, D)
         (lambda m, p: adapt(m.heads[0], p), r"Method has no gates to adapt: .*lfom\.mixture"),
         (lambda m, p: adapt(m.heads[0], p, setting="per prompt"), "has no gates"),
         (lambda m, p: PerPrompt(m.heads[0]), "has no gates"),
+        (lambda m, p: adapt(PerPrompt(m), p, setting="per prompt"), "PerPrompt has no gates to adapt"),
+        (lambda m, p: PerPrompt(PerPrompt(m)), "PerPrompt has no gates to adapt"),
         (lambda m, p: adapt(m, p, setting="labeled"), "Did you mean labelled"),
         (lambda m, p: adapt(m, p, train=("gate",)), "Did you mean gates"),
         (lambda m, p: adapt(m, p, train=("B",)), "frees nothing"),
@@ -391,3 +393,12 @@ def test_a_model_that_holds_no_number_is_refused_with_its_place(number: float, b
     ):
         with pytest.raises(InputError, match=r"holds NaN or infinity in memory\.eta"):
             call()
+
+
+def test_gates_that_prompts_choose_are_trained_and_adapted_where_they_begin() -> None:
+    experts = [memformer(2, 1, memory=m, key=jax.random.key(1)) for m in ("bank", "register")]
+    model, data = PerPrompt(mixture(experts)), lfom.LinearRegression([1.0, 0.5], 6)
+    sizes = LeastSquares(first=100, last=100, passes=(1, 1))
+    assert fit(model, data, key=jax.random.key(0), optimiser=sizes).model().depth == 1
+    found = adapt(model, data.prompts(jax.random.key(2), 8), setting="labelled", steps=1)
+    assert isinstance(found.model, PerPrompt)

@@ -1,6 +1,6 @@
 """What a field declares, and what follows from it: freeing, clipping, cutting, layers, one's own kinds."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -198,6 +198,47 @@ def test_a_field_that_says_nothing_is_a_constant(x64: None) -> None:
     for one in (method, fixed):
         tokens, iterates = (run(one, batch, view=view).predictions for view in ("tokens", "iterates"))
         np.testing.assert_allclose(tokens, iterates, rtol=1e-9)
+
+
+class Wrapped(lfom.Memory):
+    """Half the step of a memory of which it says nothing."""
+
+    inner: lfom.Memory
+    size: jax.Array = lfom.parameter(axes="layers")
+
+    def __call__(self, direction: Any, past: Any, state: Any, problem: Any, layer: Any) -> tuple[Any, Any]:
+        step, past = self.inner(direction, past, state, problem, layer)
+        return self.size * step, past
+
+
+def test_an_object_of_which_nothing_is_said_is_never_trained() -> None:
+    inner = Register(jnp.ones(DEPTH), jnp.full(DEPTH, 0.2))
+    method = Method(Gradient(Identity()), Wrapped(inner, jnp.full(DEPTH, 0.5)), DEPTH)
+    assert parameters(method).size == DEPTH
+    assert [leaf.axes for leaf in leaves(method)] == [("layers",)] * 3  # a layer sees its own numbers of it
+
+
+class Numbers(NamedTuple):
+    eta: Any
+    beta: Any
+
+
+class Named(lfom.Memory):
+    """Its numbers are a tuple with names."""
+
+    both: Numbers = lfom.part(axes="layers")
+
+    def __call__(self, direction: Any, past: Any, state: Any, problem: Any, layer: Any) -> tuple[Any, Any]:
+        new = direction + self.both.beta * past
+        return self.both.eta * new, new
+
+
+def test_a_part_may_be_a_tuple_with_names() -> None:
+    named = Method(Gradient(Identity()), Named(Numbers(jnp.full(2, 0.3), jnp.full(2, 0.1))), 2)
+    plain = Method(Gradient(Identity()), Register(jnp.full(2, 0.3), jnp.full(2, 0.1)), 2)
+    assert kinds(named) == ("coefficients",)
+    batch = DATA.prompts(KEY, 3)
+    np.testing.assert_allclose(run(named, batch).predictions, run(plain, batch).predictions, rtol=1e-6)
 
 
 # What is clipped together
@@ -569,17 +610,18 @@ def test_coefficients_per_coordinate_may_differ_from_prompt_to_prompt(d: int, x6
 )
 def test_least_squares_and_adapt_train_matrices_prompt_by_prompt(A: Any, x64: None) -> None:
     model = Method(Gradient(jax.tree.map(lambda a: a.astype(float), A)), Forget(jnp.full(2, 0.4)), 2)
-    prompts = DATA.prompts(KEY, 5).problem("iterates")
     chosen = parameters(model, ["A"])
     vector = chosen.vector(model)
-    residual, J = jacobian(chosen, vector, prompts, jnp.ones(2))
+    averaged = DATA.quadratics(KEY, 5)  # all prompts share one probe
+    for prompts in (DATA.prompts(KEY, 5).problem("iterates"), averaged):
+        residual, J = jacobian(chosen, vector, prompts, jnp.ones(2))
 
-    def moved(numbers: Any) -> Any:
-        return last_residual(chosen.assemble(vector, numbers), prompts)
+        def moved(numbers: Any, prompts: Any = prompts) -> Any:
+            return last_residual(chosen.assemble(vector, numbers), prompts)
 
-    wanted = jax.jacfwd(moved)(vector[chosen.index])  # (k, prompts, p)
-    np.testing.assert_allclose(residual, moved(vector[chosen.index]), rtol=1e-10)
-    np.testing.assert_allclose(J, jnp.moveaxis(wanted, -1, 1), rtol=1e-8, atol=1e-12)
+        wanted = jax.jacfwd(moved)(vector[chosen.index])  # (k, prompts, p)
+        np.testing.assert_allclose(residual, moved(vector[chosen.index]), rtol=1e-10)
+        np.testing.assert_allclose(J, jnp.moveaxis(wanted, -1, 1), rtol=1e-8, atol=1e-12)
     if isinstance(A, LowRank):
         assert lfom.adapt(model, DATA.prompts(KEY, 8), train=("A",), steps=1).prompts == 8
 

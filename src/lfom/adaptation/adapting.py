@@ -336,9 +336,11 @@ def _stacked(prompts: list[Prompt]) -> Prompt:
 def _has_kinds(model: Any, kinds: tuple[str, ...], setting: str) -> None:
     known_kinds(model, kinds)
     said = shapes(model)
-    if "gates" in kinds and not any(leaf.kind == "gates" for leaf in said):
+    per_prompt = setting == "per prompt"
+    has_gates = model.has_gates if per_prompt else any(leaf.kind == "gates" for leaf in said)
+    if "gates" in kinds and not has_gates:
         raise InputError(no_gates(model))
-    if setting == "per prompt" and set(kinds) != {"gates"}:
+    if per_prompt and set(kinds) != {"gates"}:
         raise InputError(
             f"train is {list(kinds)}: per prompt only gates are adapted, since a context has few labels. "
             "Pass train=('gates',), or another setting."

@@ -23,7 +23,7 @@ from lfom.core import checks
 from lfom.core.arrays import PROMPTS_LAST, pad_axes, transpose
 from lfom.core.checks import InputError
 from lfom.core.methods import Algorithm, MadeOf, Mixture
-from lfom.core.parameters import kinds
+from lfom.core.parameters import part
 from lfom.core.problems import Problem, Quadratic
 from lfom.core.unroll import last_residual
 from lfom.methods.newton import solved
@@ -47,12 +47,12 @@ class PerPrompt(MadeOf):
     """
 
     switches_off = False  # its gates are fitted through all of its layers
-    model: Any  # with gates
+    model: Any = part(per_prompt=False)  # with gates
     steps: int = eqx.field(static=True, default=STEPS)
     gates: Any = None  # of all layers, for the problem that it looked at
 
     def __check_init__(self) -> None:
-        if "gates" not in kinds(self.model):
+        if not self.model.has_gates:
             raise InputError(no_gates(self.model))
         checks.count("steps", self.steps, 0)
 

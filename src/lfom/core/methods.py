@@ -69,6 +69,7 @@ class Algorithm(Reading):
     """
 
     switches_off: ClassVar[bool] = True  # whether its last layers may be switched off: it does not look ahead
+    has_gates: ClassVar[bool] = False  # whether every prompt may have gates of its own
 
     @property
     @abc.abstractmethod
@@ -529,6 +530,7 @@ class Mixture(MadeOf):
     [0.25, 0.75]
     """
 
+    has_gates = True
     heads: tuple[Algorithm, ...] = part()
     gates: Float[Array, "heads ..."] = parameter(
         "gates", axes=lambda m: "heads layers" if m.per_layer else "heads", unread=_no_derivative

@@ -80,12 +80,13 @@ def part(
     unread: Mask | None = None,
     scales: Mask | None = None,
     sets_scale: bool = False,
+    per_prompt: bool = True,
     **options: Any,
 ) -> Any:
     """A field that holds an object with parameters of its own.
 
     kind: of all parameters in it that do not say their own. axes: what stands before their own axes, with
-    `unread` and `scales` over these. sets_scale: its trained parameters scale the direction.
+    `unread` and `scales` over these. sets_scale: its trained parameters scale the direction. per_prompt: as of `parameter`.
 
     >>> import jax.numpy as jnp
     >>> import lfom
@@ -97,7 +98,7 @@ def part(
     >>> Twice(lfom.memories.Forget(jnp.ones(3))).one.eta.shape
     (3,)
     """
-    return _declared(Declaration(kind, axes, unread, scales, sets_scale, is_part=True), options)
+    return _declared(Declaration(kind, axes, unread, scales, sets_scale, True, per_prompt), options)
 
 
 def _declared(declaration: Declaration, options: dict[str, Any]) -> Any:
@@ -173,13 +174,14 @@ def _leaf(node: Any, path: Any, array: Any, grid: int | None) -> Leaf:
     """Walk from the method to the array; every field on the way adds what it says."""
     found = Leaf("", "", array, None, (), None, None, False)
     of_part: np.ndarray | None = None  # entries that scale, over the axes of the part
+    constant = False  # whether a field on the way says nothing
     for key in path:
         if getattr(node, "is_scope", False):
             found = dataclasses.replace(found, scope=found.name)
         said = _said(node, key)
         if said is None and key is path[-1]:  # an array of which nothing is said: a constant
             return Leaf(found.name + str(key), found.scope, array, None, (), None, None, False)
-        said = said or Declaration()
+        constant, said = constant or said is None, said or Declaration()
         before = len(found.axes)
         own = said.axes(node) if callable(said.axes) else said.axes
         axes = (*found.axes, *_named(own, array.ndim - before, grid))
@@ -203,7 +205,7 @@ def _leaf(node: Any, path: Any, array: Any, grid: int | None) -> Leaf:
             found.unread if said.unread is None else said.unread(node, shape),
             scales,
             found.sets_scale or said.sets_scale,
-            said.per_prompt,
+            found.takes_prompts and said.per_prompt,
         )
         node = _inner(node, key)
     shape = tuple(array.shape[: len(found.axes)])
@@ -211,14 +213,15 @@ def _leaf(node: Any, path: Any, array: Any, grid: int | None) -> Leaf:
     if scales is not None and of_part is not None:
         scales = scales & _over(of_part, shape)
     unread = None if found.unread is None else _over(found.unread, shape)
-    return dataclasses.replace(found, unread=unread, scales=scales)
+    kind = None if constant else found.kind
+    return dataclasses.replace(found, kind=kind, unread=unread, scales=scales)
 
 
 def _said(node: Any, key: Any) -> Declaration | None:
-    """What the field says that this key leads through, None if nothing; other keys index a tuple or a
-    dictionary, and add nothing."""
+    """What the field says that this key leads through, None if nothing; other keys are of a tuple, which may have names,
+    or of a dictionary, and add nothing."""
     name = getattr(key, "name", None)
-    if name is None:
+    if name is None or not dataclasses.is_dataclass(node):
         return Declaration()
     said = [field.metadata.get("lfom") for field in dataclasses.fields(node) if field.name == name]
     return said[0] if said else None

@@ -15,6 +15,7 @@ problem's: prompts ride on the trailing axes of a `Quadratic`, a `KernelMatrix` 
 
 import abc
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -559,6 +560,13 @@ class JointGram(Problem):
 
 
 Sums = tuple[Float[Array, "d d *prompts"], Float[Array, "d *prompts"]]
+
+
+def unshared(problem: Any) -> Any:
+    """The same prompts, prompts last, each with a probe of its own, (k, d, prompts), also where all share one."""
+    probe, count = problem.probe, problem.target.shape[-1]
+    own = probe if probe.ndim == 3 else jnp.broadcast_to(probe[..., None], (*probe.shape, count))
+    return replace(problem, probe=own)
 
 
 def gram_of(

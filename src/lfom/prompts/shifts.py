@@ -17,7 +17,7 @@ from jaxtyping import Float, PRNGKeyArray
 
 from lfom.core import checks, room
 from lfom.core.checks import InputError
-from lfom.core.problems import Quadratic
+from lfom.core.problems import Quadratic, unshared
 from lfom.prompts.distributions import (
     Distribution,
     LinearRegression,
@@ -123,7 +123,7 @@ class RandomScale(Remade):
     def quadratics(self, key: PRNGKeyArray, count: int) -> Quadratic:
         base_key, scale_key = jax.random.split(key)
         plain, c = self.base.quadratics(base_key, count), self._scale(scale_key, (count,))
-        return Quadratic(c**2 * plain.gram, c * plain.moment, c * _own_probe(plain), plain.target)
+        return Quadratic(c**2 * plain.gram, c * plain.moment, c * unshared(plain).probe, plain.target)
 
 
 class AnyOf(Distribution):
@@ -186,12 +186,6 @@ class AnyOf(Distribution):
             """Questions that a part does not ask: probe and target 0."""
             return jnp.pad(values, [(0, rows - values.shape[0])] + [(0, 0)] * (values.ndim - 1))
 
-        each = [(one.gram, one.moment, fill(_own_probe(one)), fill(one.target)) for one in drawn]
+        each = [(one.gram, one.moment, fill(unshared(one).probe), fill(one.target)) for one in drawn]
         gram, moment, probe, target = (jnp.concatenate(own, axis=-1) for own in zip(*each, strict=True))
         return Quadratic(gram, moment, probe, target)
-
-
-def _own_probe(quadratics: Quadratic) -> Array:
-    """The probe with an axis of prompts."""
-    probe, prompts = quadratics.probe, quadratics.moment.shape[-1]
-    return probe if probe.ndim == 3 else jnp.broadcast_to(probe[..., None], (*probe.shape, prompts))

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from lfom.core.arrays import as_array
 from lfom.core.compiler import jit_draws
 from lfom.core.damped import damped_step
-from lfom.core.problems import Problem
+from lfom.core.problems import Problem, unshared
 from lfom.core.threads import in_threads
 from lfom.core.unroll import last_answer, last_residual
 from lfom.core.vectors import Parameters
@@ -41,8 +41,7 @@ def jacobian(
 
             return jnp.concatenate([residual_at(trained)[:, None], jax.jacrev(residual_at)(trained)], axis=1)
 
-        last = jax.vmap(one, in_axes=-1, out_axes=-1)
-        both = last(prompts) if prompts.prompts_last else prompts.each(one)
+        both = jax.vmap(one, -1, -1)(unshared(prompts)) if prompts.prompts_last else prompts.each(one)
         return both[:, 0], both[:, 1:]
     count = jax.tree.leaves(prompts)[0].shape[-1]
 
