@@ -30,7 +30,9 @@ NAMED = (  # the only ones that see a slip which the tests once missed (the firs
     "tests/test_solving.py::test_a_problem_counts_steps_until_it_meets_the_tolerance_and_no_further[losses, then line searches]",
     "tests/test_solving.py::test_a_problem_counts_steps_until_it_meets_the_tolerance_and_no_further[register]",
     "tests/test_solving.py::test_no_step_of_the_line_search_climbs",
+    "tests/test_spectral.py::test_the_loss_is_that_of_other_prompts",
     "tests/test_theorems.py::test_conjugate_gradients_stop_at_the_square_of_what_is_asked",
+    "tests/test_workbench.py::test_one_dataset_under_two_labels_has_prompts_of_each",
     "tests/test_workbench.py::test_trainings_and_depths_are_not_taken_for_one_another",
     "tests/test_workbench.py::test_what_was_made_for_one_label_is_not_handed_out_for_another",
 )

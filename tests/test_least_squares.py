@@ -100,3 +100,16 @@ def test_candidates_whose_losses_are_no_numbers_are_never_the_best() -> None:
     best, relative = _best(total, gain, square, np.ones((1, 1)), cautious=False)
     assert best.tolist() == [1]
     assert relative.tolist() == [0.5]
+
+
+def test_a_gain_counts_where_it_is_above_two_standard_errors() -> None:
+    """Of four prompts: in one it is all there is, or it is the same in all."""
+    total, judged = np.array([[4.0, 3.6]]), np.full((1, 1), 4.0)
+    gain = np.array([[0.0, 0.4]])
+    for square, won in ((0.16, 0.0), (0.04, 0.1)):
+        squares = np.array([[0.0, square]])
+        best, relative = _best(total, gain, squares, judged, cautious=False)
+        assert best.tolist() == [1]
+        np.testing.assert_allclose(relative, won)
+        best, _ = _best(total, gain, squares, judged, cautious=True)
+        assert best.tolist() == [int(won > 0)]
