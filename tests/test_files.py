@@ -63,7 +63,7 @@ def written(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Calla
 
 def test_who_reads_the_old_file_reads_all_of_it(written: tuple[Path, Callable[[], object]]) -> None:
     path, write = written
-    with path.open("rb") as reader:
+    with path.open("rb", buffering=0) as reader:
         begun = reader.read(4)
         write()
         assert begun + reader.read() == OLD

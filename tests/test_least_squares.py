@@ -95,8 +95,8 @@ def test_damped_steps_of_a_batch_are_those_of_each_system() -> None:
 def test_candidates_whose_losses_are_no_numbers_are_never_the_best() -> None:
     """Of the last three the loss, the gain, and the gain squared."""
     total = np.array([[1.0, 0.5, np.nan, 0.1, 0.1]])
-    gain, square = (np.array([[0.0, own, np.nan, lost, own]]) for own, lost in ((0.5, np.nan), (0.25, 1.0)))
-    square[0, 4] = np.inf
+    gain = np.array([[0.0, 0.5, np.nan, np.inf, 0.9]])
+    square = np.array([[0.0, 0.25, np.nan, 1.0, np.inf]])
     best, relative = _best(total, gain, square, np.ones((1, 1)), cautious=False)
     assert best.tolist() == [1]
     assert relative.tolist() == [0.5]
