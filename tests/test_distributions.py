@@ -17,7 +17,7 @@ from lfom import (
     haar_rotation,
 )
 from lfom.core.problems import Quadratic
-from lfom.prompts.distributions import bartlett_factor
+from lfom.prompts.distributions import bartlett_factor, chi_square
 from tests.helpers import draw_prompts, draw_quadratics
 
 PROMPTS = 20_000
@@ -307,6 +307,13 @@ def test_mixture_quadratics_are_those_of_their_prompts() -> None:
 def test_bad_distributions_are_refused_at_once(build: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         build()
+
+
+@pytest.mark.parametrize("degrees", [0.5, 1.5, 3.0, 40.0])
+def test_chi_square_numbers_of_any_degrees(degrees: float) -> None:
+    found = np.asarray(chi_square(jax.random.key(2), jnp.asarray(degrees), (PROMPTS,)), np.float64)
+    assert stats.kstest(found, stats.chi2(degrees).cdf).pvalue > 1e-3
+    assert close(z_scores(found, degrees))
 
 
 def test_chi_square_numbers_have_no_impossible_tail() -> None:

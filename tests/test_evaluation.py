@@ -1,6 +1,7 @@
 """Scores: the compiled programs against the plain mean of losses, and what they share."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import equinox as eqx
@@ -194,6 +195,17 @@ def test_the_standard_error_of_a_difference_is_its_spread_over_repetitions(runs:
         errors.append(error)
     assert np.mean(found) == pytest.approx(np.log(0.3), abs=0.02)
     assert np.sqrt(np.mean(np.square(errors))) == pytest.approx(np.std(found), rel=0.06)
+
+
+def test_groups_of_prompts_tell_the_error_of_a_difference_as_the_prompts_do() -> None:
+    """Where prompts are independent: of many, only sums over groups are kept."""
+    rng, prompts = np.random.default_rng(5), 20_000
+    hard, *own = rng.exponential(size=(3, 1, prompts))
+    ours, theirs = made_up("ours", 0.3 * (2 * hard + own[0])), made_up("theirs", 2 * hard + own[1])
+    few = [replace(one, groups=one.groups.reshape(1, -1, 10).sum(axis=2)) for one in (ours, theirs)]
+    ratio = ours.groups[0] / ours.groups.mean() - theirs.groups[0] / theirs.groups.mean()
+    for error in (ours.minus(theirs)[1], few[0].minus(few[1])[1]):
+        assert error == pytest.approx(ratio.std() / prompts**0.5, rel=0.06)
 
 
 def test_other_numbers_depths_and_runs_compile_nothing() -> None:

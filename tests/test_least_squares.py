@@ -8,6 +8,7 @@ import pytest
 
 from lfom import LeastSquares
 from lfom.core.damped import damped_step, next_damping
+from lfom.training.least_squares import _best
 from tests.one_number import Moody, asking_for, numbers
 
 RUNS, CHUNK = 64, 8
@@ -56,6 +57,8 @@ def test_what_the_held_out_part_of_a_set_gainsays_is_not_learned() -> None:
     assert numbers(asking_for(targets), held_out) == 0
     assert numbers(asking_for(-targets), held_out) == 0
     np.testing.assert_allclose(numbers(asking_for(targets[:40]), held_out), 1, atol=1e-3)
+    # nothing is fitted to those that judge, though they like what the others ask for
+    np.testing.assert_allclose(numbers(asking_for(jnp.abs(2 - targets)), held_out), 1, atol=1e-3)
     # with nothing held out the whole set is fitted, and asks for its mean
     np.testing.assert_allclose(numbers(asking_for(targets), whole), 0.6, atol=1e-3)
 
@@ -87,3 +90,26 @@ def test_damped_steps_of_a_batch_are_those_of_each_system() -> None:
     np.testing.assert_allclose(
         next_damping(damping, np.array([True, False, True])), damping * [1 / 3, 4, 1 / 3]
     )
+
+
+def test_candidates_whose_losses_are_no_numbers_are_never_the_best() -> None:
+    """Of the last three the loss, the gain, and the gain squared."""
+    total = np.array([[1.0, 0.5, np.nan, 0.1, 0.1]])
+    gain = np.array([[0.0, 0.5, np.nan, np.inf, 0.9]])
+    square = np.array([[0.0, 0.25, np.nan, 1.0, np.inf]])
+    best, relative = _best(total, gain, square, np.ones((1, 1)), cautious=False)
+    assert best.tolist() == [1]
+    assert relative.tolist() == [0.5]
+
+
+def test_a_gain_counts_where_it_is_above_two_standard_errors() -> None:
+    """Of four prompts: in one it is all there is, or it is the same in all."""
+    total, judged = np.array([[4.0, 3.6]]), np.full((1, 1), 4.0)
+    gain = np.array([[0.0, 0.4]])
+    for square, won in ((0.16, 0.0), (0.04, 0.1)):
+        squares = np.array([[0.0, square]])
+        best, relative = _best(total, gain, squares, judged, cautious=False)
+        assert best.tolist() == [1]
+        np.testing.assert_allclose(relative, won)
+        best, _ = _best(total, gain, squares, judged, cautious=True)
+        assert best.tolist() == [int(won > 0)]

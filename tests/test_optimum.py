@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from lfom import PUBLISHED_SPECTRUM, InputError, LinearRegression
+from lfom.limits import optimum
 from lfom.limits.optimum import Optimum, exact_optimum, sampled_optimum, wishart_moment, with_preconditioner
 from tests.helpers import draw_quadratics
 
@@ -88,6 +89,21 @@ def test_the_loss_comes_from_prompts_that_nothing_was_fitted_to(seed: int, x64: 
     found = sampled_optimum(LinearRegression([1.0], 4), 2, jax.random.key(seed), prompts=4)
     assert found.prompts == 2
     assert found.loss > 1e-3
+
+
+def test_one_half_of_the_prompts_is_fitted_to_and_the_other_scored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every part asks for a number: the first two for 1 and 2, the others for 4 and 5."""
+    asked = iter((1.0, 2.0, 4.0, 5.0))
+
+    def moments(*_: Any) -> tuple[np.ndarray, np.ndarray, float]:
+        number = next(asked)
+        return np.ones((1, 1)), np.full(1, number), number**2
+
+    monkeypatch.setattr(optimum, "moments", moments)
+    found = sampled_optimum(LinearRegression([1.0], 4), 1, jax.random.key(0), prompts=4)
+    losses = np.array([4 - 1.5, 5 - 1.5]) ** 2
+    assert found.loss == pytest.approx(losses.mean())
+    assert found.stderr == pytest.approx(losses.std(ddof=1) / 2**0.5)
 
 
 @pytest.mark.parametrize(("d", "n"), [(1, 1), (1, 4), (3, 1)])

@@ -7,7 +7,18 @@ import pytest
 from lfom import Method, reference, run
 from lfom.core.memories import Forget
 from lfom.core.parameters import at_layer
-from lfom.core.preconditioners import Full, Identity, One, Preconditioner, Scaled, Shared
+from lfom.core.preconditioners import (
+    Deflated,
+    Factored,
+    Full,
+    Identity,
+    LowRank,
+    One,
+    Preconditioner,
+    Scaled,
+    Shared,
+    Transformed,
+)
 from lfom.core.problems import Quadratic, Tokens
 from lfom.core.readers import ActivatedAttention, Attention, Gradient, Heads, Reader, SoftmaxAttention
 from lfom.core.states import NoSuchView
@@ -85,6 +96,37 @@ def test_a_preconditioner_acts_as_its_matrix_transposed(name: str) -> None:
         np.testing.assert_allclose(
             preconditioner.transposed_times(jnp.asarray(v)), matrix.T @ v, rtol=1e-4, atol=1e-5
         )
+
+
+DEFINITE = {
+    "low rank": lambda: LowRank(0.5 * jnp.asarray(normal(4, D)), jnp.asarray(normal(5, D, 2))),
+    "deflated": lambda: Deflated(0.5 * jnp.asarray(normal(4, D)), jnp.asarray(normal(5, D, 2))),
+    "sine": lambda: Transformed(0.5 * jnp.asarray(normal(6, D)), "sine"),
+    "cosine": lambda: Transformed(0.5 * jnp.asarray(normal(6, D)), "cosine"),
+    "factored": lambda: Factored(jnp.asarray(normal(7, D, D)), jnp.asarray(normal(8, D, D))),
+}
+
+
+@pytest.mark.parametrize("name", DEFINITE)
+def test_the_diagonal_and_the_bound_of_a_matrix_are_those_of_its_entries(name: str, x64: None) -> None:
+    A = DEFINITE[name]()
+    M = np.asarray(A.matrix(D))
+    np.testing.assert_allclose(A.diagonal(jnp.zeros(D)), np.diag(M), rtol=1e-9)
+    assert np.linalg.eigvalsh((M + M.T) / 2).min() > 0
+    for c in np.eye(D) + 0.1:
+        largest = np.linalg.eigvals(M * c).real.max()
+        assert largest <= A.bound(jnp.asarray(c)) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("name", ["relu", "exp"])
+def test_activated_attention_masks_the_query_and_does_not_overflow(name: str, x64: None) -> None:
+    P, Q, Z = normal(0, 1, D + 1, D + 1), normal(1, 1, D + 1, D + 1), normal(2, D + 1, N + 1)
+    weights = Z.T @ Q[0] @ Z
+    assert weights.max() > 5
+    active = np.maximum(weights, 0) if name == "relu" else np.exp(np.minimum(weights, 5))
+    reader = at_layer(ActivatedAttention(jnp.asarray(P), jnp.asarray(Q), name), 0)
+    found = reader.on_tokens(jnp.asarray(Z), Tokens(jnp.asarray(Z)))
+    np.testing.assert_allclose(found, P[0] @ Z[:, :N] @ active[:N] / N, rtol=1e-9)
 
 
 def test_heads_add_up(x64: None) -> None:

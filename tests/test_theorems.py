@@ -130,6 +130,21 @@ def test_conjugate_gradients_stop_at_the_square_of_what_is_asked(seed: int, x64:
     ):
         assert relative(run(method, prompt).weights, wanted) < 1e-8
         assert relative(run(method, prompt, view="tokens").predictions, wanted @ prompt.query) < 1e-8
+    loud = prompt_from_arrays(
+        X, 30 * y, prompt.query, prompt.target
+    )  # the size of labels makes no difference
+    assert relative(run(conjugate_gradient(depth, stop=stop), loud).weights, 30 * wanted) < 1e-8
     A = np.diag(np.linspace(0.5, 2, 8))
     preconditioned = np.stack(reference.conjugate_gradient(X, y, depth, A, stop))
     assert relative(run(conjugate_gradient(depth, A, stop=stop), prompt).weights, preconditioned) < 1e-8
+
+
+def test_conjugate_gradients_stop_beside_the_first_residual_not_the_largest(x64: None) -> None:
+    """Residuals may grow on the way: here to eleven times the first one."""
+    values, right, depth, stop = np.array([1.0, 1e-2, 1e-3]), np.array([0.03, 0.3, 1.0]), 3, 0.4
+    X = np.diag(np.sqrt(3 * values))
+    prompt = prompt_from_arrays(X, 3 * right / np.diag(X), np.ones(3), 1.0)
+    wanted = np.stack(reference.conjugate_gradient(X, np.asarray(prompt.y), depth, stop=stop))
+    sizes = np.linalg.norm(wanted * values - right, axis=1)
+    assert stop * sizes[0] < sizes[2] < stop * sizes.max()
+    assert relative(run(conjugate_gradient(depth, stop=stop), prompt).weights, wanted) < 1e-8

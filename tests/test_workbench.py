@@ -15,7 +15,7 @@ from lfom import (
     momentum,
     nesterov,
 )
-from lfom.experiments.workbench import PRESETS, Preset, Workbench, kept
+from lfom.experiments.workbench import A_THEN_GAMMA, PRESETS, WITH_PHASES, Preset, Workbench, kept
 from lfom.limits.optimum import with_preconditioner
 from lfom.methods.classical import APPENDIX_B
 
@@ -65,6 +65,18 @@ def test_one_dataset_under_two_labels_has_prompts_of_each(make: Any, bench: Any)
     shared = bench()
     first, second = (make(shared, label, data(shared, "plain")) for label in LABELS)
     assert not np.array_equal(first, second)
+
+
+def test_baselines_are_tuned_for_every_label_and_scores_made_for_every_number_of_prompts(bench: Any) -> None:
+    said: list[str] = []
+    shared = bench()
+    shared.say = said.append
+    for label in LABELS:
+        shared.curves((), data(shared, "plain"), (1,), label)
+    assert [line for line in said if "tuning" in line] == [f"tuning baselines ({label})" for label in LABELS]
+    gd = {"GD": gradient_descent(0.3, 2)}
+    for prompts in (100, 300):
+        assert shared.scores(gd, data(shared, "plain"), "plain", prompts)["GD"].prompts == prompts
 
 
 def test_functions_of_one_name_and_other_trainings_are_kept_apart(bench: Any) -> None:
@@ -128,7 +140,7 @@ def test_every_run_has_a_rotation_of_its_own(bench: Any) -> None:
 
 
 def test_trainings_and_depths_are_not_taken_for_one_another(bench: Any) -> None:
-    shared = bench()
-    cases = (("paper", 1), ("paper", 2), ("converged", 1))
+    shared = bench().with_trainings(WITH_PHASES)
+    cases = (("paper", 1), ("paper", 2), ("converged", 1), (A_THEN_GAMMA, 1))
     found = [trained(shared, "plain", None, training, depth) for training, depth in cases]
-    assert len({vectors.tobytes() for vectors in found}) == 3
+    assert len({vectors.tobytes() for vectors in found}) == 4
