@@ -18,7 +18,10 @@ from tests.bad_calls import api, cli
 from tests.bad_calls.good import NOT_CALLED, good_calls, things
 
 KEY = jax.random.key(0)
-fit: Any = lfom.fit  # of any type: wrong ones are what is tried
+# of any type: wrong ones are what is tried
+fit: Any = lfom.fit
+DOORS: Any = frontends
+THEOREMS: Any = lfom.theorems
 
 
 @pytest.fixture(autouse=True)
@@ -63,14 +66,14 @@ def test_a_sample_of_bad_calls_ends_with_sentences(kind: Any, tmp_path: Path) ->
         (lambda t: lfom.evaluate(t["model"], t["data"], key=KEY), "methods is a Method"),
         (lambda t: lfom.run(t["model"], t["data"]), "prompt is a LinearRegression"),
         (lambda t: lfom.Adam(steps=-1), "steps is -1"),
-        (lambda t: frontends.learned_transformation(3), "method is 3: it must be a method"),
-        (lambda t: frontends.LearnedSolver(3), "method is 3: it must be a method"),
-        (lambda t: lfom.theorems.memformer_of(t["prompts"]), "method is a Prompt: it must be a method"),
-        (lambda t: lfom.theorems.gate_to((t["model"],), "a"), "chosen is 'a': it must be a whole number"),
-        (lambda t: lfom.theorems.gate_to(tuple(map(descent, (1, 2))), 0), r"heads have depths \[1, 2\]"),
-        (lambda t: lfom.theorems.conjugate_gradient_memformer("a", 1), "prompt is 'a'"),
-        (lambda t: lfom.theorems.gradient_descent_transformer(np.ones((2, 3, 4))), "each A_l must be square"),
-        (lambda t: lfom.theorems.lfom_memformer(np.ones((2, 3, 4)), np.eye(2)), "each A_l must be square"),
+        (lambda t: DOORS.learned_transformation(3), "method is 3: it must be a method"),
+        (lambda t: DOORS.LearnedSolver(3), "method is 3: it must be a method"),
+        (lambda t: THEOREMS.memformer_of(t["prompts"]), "method is a Prompt: it must be a method"),
+        (lambda t: THEOREMS.gate_to((t["model"],), "a"), "chosen is 'a': it must be a whole number"),
+        (lambda t: THEOREMS.gate_to(tuple(map(descent, (1, 2))), 0), r"heads have depths \[1, 2\]"),
+        (lambda t: THEOREMS.conjugate_gradient_memformer("a", 1), "prompt is 'a'"),
+        (lambda t: THEOREMS.gradient_descent_transformer(np.ones((2, 3, 4))), "each A_l must be square"),
+        (lambda t: THEOREMS.lfom_memformer(np.ones((2, 3, 4)), np.eye(2)), "each A_l must be square"),
         (lambda t: lfom.Adam(schedule="foo"), "unknown schedule 'foo'"),
         (lambda t: lfom.HeavyTailed(t.get("nothing"), 3), "base is None"),
         (lambda t: lfom.learn(t["problems"], structure="conjugate:jacobifull"), "preconditioner 'jacobifull'"),

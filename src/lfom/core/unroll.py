@@ -130,12 +130,12 @@ def _widened(algorithm: Algorithm) -> tuple[Algorithm | None, Turns | None]:
     depth, known = algorithm.depth, all(map(is_concrete, jax.tree.leaves(algorithm)))
     room = room_of(depth) if known and algorithm.switches_off else 0
     if room <= depth:
-        return None, count(depth) if room == depth else None
+        return None, as_turns(depth) if room == depth else None
     full = widened(algorithm, room).truncated(room)
-    return (full, count(depth)) if full.depth == room else (None, None)
+    return (full, as_turns(depth)) if full.depth == room else (None, None)
 
 
-def count(number: int) -> Turns:
+def as_turns(number: int) -> Turns:
     """A number of layers as data."""
     return as_array(number, np.int32)
 
