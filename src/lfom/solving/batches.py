@@ -13,7 +13,6 @@ from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
 from lfom.core.checks import is_concrete
-from lfom.core.unroll import room_of
 from lfom.solving.pieces import in_pieces, in_window, piece
 from lfom.solving.problems import Problems
 from lfom.solving.program import Plan, Prepared, Raw, Rest
@@ -23,12 +22,12 @@ from lfom.solving.sizes import solve_in_sizes
 def solve_batch(method: Prepared, problems: Problems, plan: Plan, start: Array | None) -> Raw:
     batch, leaves = (problems, start), jax.tree.leaves(problems)
     lies, known = placement(leaves), all(map(is_concrete, (*leaves, start)))
-    own, steps, tolerance, _, counts = plan
+    own, steps, tolerance, _, counts, rooms = plan
     by_rows = problems.by_rows(method.ranged and own > 0, steps, tolerance)
-    if lies is not None or not known or method.room is None:
+    if lies is not None or not known:
         counts = None  # loops of a known length
-    else:
-        own, steps = method.room if own else 0, room_of(steps)
+    if counts is not None:
+        own, steps = rooms
     shared: Any = method.arrays, tolerance, counts
     if lies is not None:
         shared = _put(shared, NamedSharding(lies.mesh, PartitionSpec()))

@@ -14,6 +14,7 @@ from jax import Array
 from lfom.core import checks
 from lfom.core.arrays import as_array
 from lfom.core.checks import InputError
+from lfom.core.methods import Door
 from lfom.solving.derivatives import differentiated
 from lfom.solving.kinds import Kind
 from lfom.solving.learners import Learner, QuadraticLearner
@@ -81,6 +82,7 @@ class Problems(eqx.Module):
         """How many right-hand sides a problem has; None for one, without an axis of them."""
         return None
 
+    @Door
     def by_rows(self, ranged: bool, steps: int, tolerance: Any) -> bool:
         """Whether so many steps cost less by rows than by Gram matrices. ranged: they are brought into the range of a family."""
         return False

@@ -79,13 +79,14 @@ class Rest:
 
 
 class Plan(NamedTuple):
-    """own: the method's own steps. steps: in all. counts: both as data, where they can be."""
+    """own: the method's own steps. steps: in all. counts: both as data, where they can be, and room for so many."""
 
     own: int
     steps: int
     tolerance: np.ndarray | None
     fallback: str
     counts: tuple[Turns, Turns] | None
+    room: tuple[int, int]
 
 
 class Prepared:

@@ -12,6 +12,7 @@ from jaxtyping import Float
 from lfom.core import checks
 from lfom.core.arrays import HIGHEST, on_host, pad_axes
 from lfom.core.checks import InputError
+from lfom.core.methods import Door
 from lfom.core.problems import ByRows, Quadratic, Regression, cheaper_by_rows, gram_of
 from lfom.solving import kinds
 from lfom.solving.groups import check_weights, padded
@@ -120,6 +121,7 @@ class LeastSquaresProblems(Quadratics):
 
         return with_moment(*jax.vmap(one)(self.groups(), self.ridge))
 
+    @Door
     def by_rows(self, ranged: bool, steps: int, tolerance: Any) -> bool:
         """To a tolerance, were it to take as many steps as there are unknowns. Where a problem is brought into the range of a
         family, its size is read off the Gram matrix."""

@@ -13,7 +13,7 @@ from lfom.core import checks
 from lfom.core.checks import InputError
 from lfom.core.methods import Algorithm
 from lfom.core.parameters import check_layers, sizes
-from lfom.core.unroll import as_turns
+from lfom.core.unroll import as_turns, room_of
 from lfom.core.vectors import real
 from lfom.solving.batches import solve_batch
 from lfom.solving.kinds import Kind
@@ -46,8 +46,10 @@ def _planned(ready: Prepared, method: Algorithm, problems: Any, steps: Any, tole
         return ready.plans[asked]
     _check(method, problems)
     own, most, limit = budget(method, steps, tolerance, shape, dtype)
-    data = None if ready.room is None else (as_turns(own), as_turns(most))
-    plan = Plan(own, most, limit, kind.fallback, data)
+    data, rooms = None, (own, most)
+    if ready.room is not None:
+        data, rooms = (as_turns(own), as_turns(most)), (ready.room if own else 0, room_of(most))
+    plan = Plan(own, most, limit, kind.fallback, data, rooms)
     if plain:
         ready.plans[asked] = plan
     return plan
