@@ -13,7 +13,8 @@ import pytest
 import lfom
 from lfom.core.memories import Conjugate, ConjugateBank
 from lfom.core.methods import Method, Mixture
-from lfom.core.unroll import last_residual, trace, unroll, with_room
+from lfom.core.states import Direction, Track
+from lfom.core.unroll import last_residual, losses, trace, unroll, with_room
 from lfom.methods.memformer import mixture
 from tests.helpers import gd_reader, linear_memories, make_batch, make_prompt, relative
 from tests.learned_problems import systems
@@ -140,6 +141,36 @@ def test_layers_beyond_those_that_count_are_not_taken(memory: str, depth: int, r
         np.testing.assert_allclose(last.w, unroll(few, problem)[-1], rtol=1e-10)
     left = last_residual(whole, problem, turns=turns)
     np.testing.assert_allclose(left, last_residual(few, problem), rtol=1e-9)
+
+
+class MeanOfRoom(lfom.Memory):
+    """step = sum of all directions over the number of layers: what room there is does matter to it."""
+
+    def start(self, nothing: Any, state: Any, problem: Any, room: int | None) -> Any:
+        return jnp.zeros((room, *nothing.context.w.shape))
+
+    def __call__(self, direction: Any, past: Any, state: Any, problem: Any, layer: Any) -> Any:
+        past = past.at[layer].set(direction.context.w)
+        return Direction(Track(past.mean(axis=0))), past
+
+
+@pytest.mark.parametrize("door", ["run", "evaluate", "solve"])
+def test_a_users_memory_has_the_room_that_it_always_had(door: str) -> None:
+    gradient = lfom.readers.Gradient(lfom.preconditioners.Identity())
+    method = Method(gradient, MeanOfRoom(), 10)
+    if door == "evaluate":
+        data = lfom.LinearRegression(np.linspace(0.5, 1, 6), context=9)
+        found: Any = lfom.evaluate({"ours": method}, data, prompts=50, key=jax.random.key(0))["ours"].mean[0]
+        prompts = data.quadratics(jax.random.fold_in(jax.random.fold_in(jax.random.key(0), 0), 0), 50)
+        exact = jnp.mean(losses(method, prompts), axis=-1)
+    else:
+        given: Any = make_batch(1, 7, 9, 6) if door == "run" else some_systems(count=3)
+
+        def whole(given: Any) -> Any:
+            return lfom.run(method, given).predictions if door == "run" else method.solve(given).value
+
+        found, exact = whole(given), jax.jit(whole)(given)
+    np.testing.assert_allclose(found, exact, rtol=1e-4, atol=1e-6)
 
 
 @on_cpu

@@ -46,7 +46,7 @@ class PerPrompt(MadeOf):
     (1, 2)
     """
 
-    switches_off = False  # its gates are fitted through all of its layers
+    takes_room = False  # its gates are fitted through all of its layers
     model: Any = part(per_prompt=False)  # with gates
     steps: int = eqx.field(static=True, default=STEPS)
     gates: Any = None  # of all layers, for the problem that it looked at

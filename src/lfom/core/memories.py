@@ -36,7 +36,8 @@ class Memory(eqx.Module):
     linear: whether the step is a fixed linear combination of directions. conjugate: whether the steps are those of
     conjugate gradients. forgets: whether the step is a number times the direction just read. has_numbers: whether its
     coefficients are numbers, or one for the context and one for the query. fills_up: whether layer l fills entry l of
-    its room, and reads no later one, so that a loop may be given room bit by bit.
+    its room, and reads no later one, so that a loop may be given room bit by bit. takes_room: whether room and entries for more layers
+    than are taken change nothing, so that methods of several depths may share a program.
 
     >>> import lfom
     >>> class Twice(lfom.Memory):
@@ -53,6 +54,7 @@ class Memory(eqx.Module):
     conjugate: ClassVar[bool] = False
     forgets: ClassVar[bool] = False
     fills_up: ClassVar[bool] = False
+    takes_room: ClassVar[bool] = False
 
     @property
     def views(self) -> tuple[str, ...]:
@@ -127,7 +129,7 @@ class Memory(eqx.Module):
 class Forget(Memory):
     """No memory: the step is the direction times a step size. Z += eta_l * direction."""
 
-    forgets = True
+    forgets, takes_room = True, True
     eta: Float[Array, "depth ..."] = parameter(axes="layers", scales="all")
 
     @property
@@ -155,6 +157,7 @@ def _first(memory: Any, shape: tuple[int, ...]) -> np.ndarray:
 class Register(Memory):
     """R_l = direction + gamma_l R_{l-1}; step alpha_l R_l (equation dynamic-mem)."""
 
+    takes_room = True
     alpha: Float[Array, "depth ..."] = parameter(axes="layers", scales="all")
     gamma: Float[Array, "depth ..."] = parameter(axes="layers", unread=_first)
 
@@ -220,7 +223,7 @@ class Bank(Memory):
     own coefficient is 1 instead of Gamma_l^l (docs/mathematics.md 2.3).
     """
 
-    fills_up = True
+    fills_up, takes_room = True, True
     gamma: Coefficient = part(
         axes=lambda bank: "past" if bank.tied else "layers past", unread=_never_read, scales=_own
     )
@@ -338,7 +341,7 @@ class Conjugate(Memory):
     R_l.A^-1 R_l = r_l.A r_l + gamma_l^2 R_{l-1}.A^-1 R_{l-1}.
     """
 
-    linear, conjugate = False, True
+    linear, conjugate, takes_room = False, True, True
     stop: float = eqx.field(static=True, default=0.0)
 
     def start(self, nothing: Any, state: Any, problem: Problem, room: int | None) -> Conjugated:
@@ -392,7 +395,7 @@ class ConjugateBank(Memory):
     none (in float64).
     """
 
-    linear, conjugate, fills_up = False, True, True
+    linear, conjugate, fills_up, takes_room = False, True, True, True
     stop: ClassVar[float] = 0.0  # it goes on as far as rounding lets it
 
     def start(self, nothing: Any, state: Any, problem: Problem, room: int | None) -> ConjugatedBank:

@@ -68,7 +68,6 @@ class Algorithm(Reading):
     (True, 3, 'iterates')
     """
 
-    switches_off: ClassVar[bool] = True  # whether its last layers may be switched off: it does not look ahead
     has_gates: ClassVar[bool] = False  # whether every prompt may have gates of its own
 
     @property
@@ -92,6 +91,11 @@ class Algorithm(Reading):
     @property
     def fills_up(self) -> bool:
         """Whether its loop may be given room bit by bit (see Memory)."""
+        return False
+
+    @property
+    def takes_room(self) -> bool:
+        """Whether it may be given entries for more layers, which are not taken (see Memory)."""
         return False
 
     @abc.abstractmethod
@@ -320,6 +324,10 @@ class MadeOf(Algorithm):
         return all(member.fills_up for member in self.members)
 
     @property
+    def takes_room(self) -> bool:
+        return all(member.takes_room for member in self.members)
+
+    @property
     def homogeneous(self) -> bool:
         return all(member.homogeneous for member in self.members)
 
@@ -397,6 +405,10 @@ class Method(Algorithm):
     @property
     def fills_up(self) -> bool:
         return self.memory.fills_up
+
+    @property
+    def takes_room(self) -> bool:
+        return self.memory.takes_room
 
     @property
     def moves_covariates(self) -> bool:

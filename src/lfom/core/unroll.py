@@ -119,7 +119,7 @@ def _some(body: Any, carry: Any, now: Any, turns: Any) -> tuple[Any, Any]:
 def with_room(algorithm: Algorithm) -> tuple[Algorithm, Turns | None]:
     """The method with entries for the next of 8, 16, 32, ... layers, and how many are its own: methods that differ in depth
     alone then share a program. As it is, and None, where depth must be known: inside somebody's jit or derivative, of a method
-    that looks ahead, and on an accelerator, which waits for its host after every turn of a loop whose length is data."""
+    for which room might not be nothing, and on an accelerator, which waits for its host after every turn of a loop whose length is data."""
     full, turns = _widened(algorithm)
     return algorithm if full is None else full, turns
 
@@ -128,7 +128,7 @@ def with_room(algorithm: Algorithm) -> tuple[Algorithm, Turns | None]:
 def _widened(algorithm: Algorithm) -> tuple[Algorithm | None, Turns | None]:
     """None for the method itself."""
     depth, known = algorithm.depth, all(map(is_concrete, jax.tree.leaves(algorithm)))
-    room = room_of(depth) if known and algorithm.switches_off else 0
+    room = room_of(depth) if known and algorithm.takes_room else 0
     if room <= depth:
         return None, as_turns(depth) if room == depth else None
     full = widened(algorithm, room).truncated(room)

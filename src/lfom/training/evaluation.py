@@ -138,12 +138,12 @@ def _entries(methods: Mapping[str, Any], d: int, views: tuple[str, ...] = VIEWS)
     layers = {name: own[0].depth for name, own in each.items()}
     families: dict[Any, list[str]] = {}
     for name, own in each.items():
-        bare = own[0].truncated(0) if own[0].switches_off else own[0]
+        bare = own[0].truncated(0) if own[0].takes_room else own[0]
         families.setdefault(_structure(bare), []).append(name)
     found = []
     for names in families.values():
         deepest = max(layers[name] for name in names)
-        if deepest > WRITTEN_OUT and each[names[0]][0].switches_off:
+        if deepest > WRITTEN_OUT and each[names[0]][0].takes_room:
             deepest = room_of(deepest) or deepest
         for name in names:
             filled = [widened(one, deepest).truncated(deepest) for one in each[name]]
