@@ -230,6 +230,15 @@ def by_json(method: Any) -> Array:
     return w
 
 
+def test_a_matrix_of_every_layer_is_exported_as_it_acts() -> None:
+    """Transposed (docs/mathematics.md 2.2): here they are not symmetric."""
+    rng = np.random.default_rng(0)
+    own = lfom.preconditioners.Full(jnp.asarray(0.1 * rng.normal(size=(3, 3, 3)), jnp.float32))
+    table = jnp.asarray(np.tril(rng.normal(size=(3, 3))), jnp.float32)
+    method = lfom.Method(lfom.readers.Gradient(own), memories.scalar_bank(table), 3)
+    np.testing.assert_allclose(by_json(method), lfom.run(method, PROBLEM).predictions[-1], rtol=1e-5)
+
+
 @pytest.mark.parametrize("preconditioner", ["full", "shared", "scalar"])
 def test_heads_that_add_up_to_one_are_exported(preconditioner: str) -> None:
     method = trained(heads=2, preconditioner=preconditioner)
