@@ -10,7 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lfom import LinearRegression, Score, conjugate_gradient, evaluate, gradient_descent, memformer, nesterov
+from lfom import (
+    LinearRegression,
+    Score,
+    conjugate_gradient,
+    evaluate,
+    gradient_descent,
+    memformer,
+    nesterov,
+)
+from lfom import run as run_method
 from lfom.core.checks import InputError
 from lfom.core.problems import Quadratic
 from lfom.core.runs import stack
@@ -229,6 +238,45 @@ def test_given_prompts_are_scored_each_once(prompts: int) -> None:
     assert found.last.shape == (2, prompts)
     np.testing.assert_allclose(found.mean, [values.mean(axis=1)] * 2, rtol=1e-5)
     np.testing.assert_allclose(found.last, [values[-1]] * 2, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("runs", [0, 2], ids=["shared", "one per run"])
+def test_prompts_are_scored_with_their_own_queries_in_every_view(runs: int) -> None:
+    data = LinearRegression([1.0, 0.5, 0.25], context=8)
+    each = [data.prompts(jax.random.key(run), 30 + CHUNK) for run in range(2)]
+    methods: dict[str, Any] = {
+        "bank": [memformer(3, 4, scale=0.3, key=jax.random.key(run)) for run in range(2)],
+        "GD": gradient_descent(0.3, 3),
+        "joint": memformer(3, 2, reader="linear", memory="none", scale=0.1, key=KEY),
+        "softmax": memformer(3, 2, reader="softmax", memory="none", scale=0.1, key=KEY),
+    }
+    if not runs:
+        methods["bank"] = methods["bank"][0]
+    found = evaluate(methods, each if runs else each[0], key=KEY)
+    for name, own in methods.items():
+        for number in range(runs or 1):
+            method = own[number] if isinstance(own, list) else own
+            wanted = (run_method(method, each[number]).predictions[-1] - each[number].target) ** 2
+            np.testing.assert_allclose(found[name].last[number], wanted, rtol=1e-3, atol=1e-6)
+            assert found[name].mean[number, -1] == pytest.approx(float(wanted.mean()), rel=1e-4)
+
+
+def test_one_prompt_is_scored_and_what_prompts_cannot_do_is_refused() -> None:
+    prompts = LinearRegression(SPECTRA[0], CONTEXT).prompts(KEY, 4)
+    one = jax.tree.map(lambda a: a[1], prompts)
+    method = gradient_descent(0.3, 3)
+    alone, all_ = (evaluate({"GD": method}, given, key=KEY)["GD"] for given in (one, prompts))
+    np.testing.assert_allclose(alone.last[:, 0], all_.last[:, 1], rtol=1e-5)
+    for options in ({"prompts": 2}, {"contexts": [1, 2]}):
+        with pytest.raises(InputError, match="given prompts are all scored"):
+            evaluate({"GD": method}, prompts, key=KEY, **options)
+    with pytest.raises(InputError, match="run 1 differs from run 0 in the shape of X"):
+        evaluate({"GD": method}, [prompts, one], key=KEY)
+    with pytest.raises(InputError, match="models for 2 runs and the data has 3"):
+        evaluate({"GD": [method] * 2}, [prompts] * 3, key=KEY)
+    bad = replace(prompts, X=prompts.X.at[0, 0, 0].set(jnp.nan))
+    with pytest.raises(InputError, match="X holds nan"):
+        evaluate({"GD": method}, bad, key=KEY)
 
 
 def test_a_method_that_diverges_is_named() -> None:

@@ -87,6 +87,7 @@ class Distribution(eqx.Module):
 
     views: ClassVar[tuple[str, ...]] = VIEWS
     is_quadratic: ClassVar[bool] = True
+    given: ClassVar[bool] = False  # its prompts are drawn
 
     @property
     @abc.abstractmethod

@@ -41,6 +41,7 @@ class Prompt(eqx.Module):
     is_quadratic: ClassVar[bool] = True
     has_prefixes: ClassVar[bool] = True
     views: ClassVar[tuple[str, ...]] = VIEWS
+    given: ClassVar[bool] = True  # they are there, and not drawn
 
     X: Float[Array, "*prompts n d"]
     y: Float[Array, "*prompts n"]
@@ -51,6 +52,10 @@ class Prompt(eqx.Module):
     @property
     def batched(self) -> bool:
         return self.X.ndim == 3
+
+    @property
+    def dimension(self) -> int:
+        return self.X.shape[-1]
 
     def problem(self, view: str, kernel: Kernel | None = None) -> Problem:
         """The prompt, or the batch, as what is read in a view; in "kernel" with this kernel."""

@@ -29,7 +29,8 @@ from lfom.core.runs import by_run, common_runs, each_run, take
 from lfom.core.states import VIEWS, cheapest
 from lfom.core.threads import cores, in_threads
 from lfom.core.unroll import WRITTEN_OUT, losses, room_of
-from lfom.prompts.distributions import a_distribution
+from lfom.prompts.distributions import Distribution
+from lfom.prompts.prompt import Prompt, checked
 from lfom.training.prefixes import PrefixScore, prefix_scores
 from lfom.training.scores import BINS, GROUPS, Score, counted
 
@@ -47,6 +48,7 @@ PER_PROMPT = 1e3  # operations of a method on one prompt, at the least
 CORE = 2e9  # of them in a second on a core, at the most
 
 
+DATA = "a distribution such as lfom.LinearRegression([1.0, 0.5], context=20), or prompts"
 View = tuple[str, Kernel | None]  # its name, and the kernel if it is that of one
 Progress = Callable[[float, str], None]  # (the part that is done, in words)
 
@@ -204,9 +206,10 @@ def evaluate(
 ) -> dict[str, Score] | dict[str, PrefixScore]:
     """Score every method on the same fresh prompts.
 
-    methods: by name; each a method, an optimum, or one per run (PerRun or a list). data: a distribution, or
-    one per run. The query is averaged out where the distribution does so. If one of the methods
-    only runs on tokens or has a kernel, all are scored with the one query that was drawn with each prompt.
+    methods: by name; each a method, an optimum, or one per run (PerRun or a list). data: a distribution, or prompts, or
+    one of these per run. The query is averaged out where the distribution does so. If one of the methods
+    only runs on tokens or has a kernel, all are scored with the one query that was drawn with each prompt. Given prompts are all
+    scored, with their queries: nothing should have been fitted to them.
     contexts: numbers of examples, such as range(1, n + 1). Each method is then scored after its last step on the first k
     examples of every prompt, for each k, with ridge regression and the Bayes predictor beside it (see `PrefixScore`).
     prompts: 200,000 by default, with contexts 10,000. chunk: how many are drawn with one key, which decides what is drawn.
@@ -219,19 +222,27 @@ def evaluate(
     >>> found["GD"].mean.shape, list(found)
     ((1, 3), ['GD', 'ridge', 'Bayes'])
     """
+    each = by_run(data)
+    first = checks.instance("data", data if each is None else each[0], Distribution | Prompt, DATA)
+    if first.given:
+        if (prompts, contexts) != (None, None):
+            raise checks.InputError(
+                "given prompts are all scored, with all examples: leave prompts and contexts out."
+            )
+        prompts = first.X.shape[0] if first.batched else 1
     prompts = checks.count(
         "prompts", (200_000 if contexts is None else 10_000) if prompts is None else prompts
     )
     check_asked(methods, data, prompts, checks.count("chunk", chunk), every, key, progress)
     chunk = min(chunk, prompts)
-    each = by_run(data)
-    first = a_distribution("data", data if each is None else each[0])
     for name, method in methods.items():
         own = by_run(method)
         check_dimension(method if own is None else own.stacked, first.dimension, name, own is not None)
     entries = _entries(methods, first.dimension, first.views)
     sources = [take(data, ...)] * common_runs(**methods) if each is None else each.each()
     _check_runs(methods, len(sources))
+    if first.given:
+        return _on_prompts(entries, [checked(one) for one in sources], prompts, progress)
     if contexts is not None:
         return prefix_scores(entries, sources, contexts, prompts, chunk, key, progress)
     views = tuple(dict.fromkeys(entry.view for entry in entries))
@@ -254,6 +265,25 @@ def evaluate(
     nothing = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), shapes)
     like = Chunk(dict(zip(views, nothing, strict=True)), np.zeros(many, np.int32))
     return _scores(entries, draw, like, len(sources), starts, blocks * chunk, every, progress)
+
+
+def _on_prompts(
+    entries: list[_Entry], sets: list[Prompt], prompts: int, progress: Progress | None
+) -> dict[str, Score]:
+    """The prompts of every run are one block."""
+    views = tuple(dict.fromkeys(entry.view for entry in entries))
+
+    def draw(run: int, start: int) -> Chunk:
+        return Chunk(dict(zip(views, _asked(sets[run], views), strict=True)), np.ones(1, np.int32))
+
+    return _scores(entries, draw, draw(0, 0), len(sets), range(1), prompts, True, progress)
+
+
+@jit_plainly
+def _asked(prompt: Prompt, views: tuple[View, ...]) -> list[Problem]:
+    """In each of the views, as one block."""
+    batch = prompt if prompt.batched else jax.tree.map(lambda a: a[None], prompt)
+    return [jax.tree.map(lambda a: a[None], batch.problem(*view)) for view in views]
 
 
 def check_asked(
