@@ -204,6 +204,17 @@ def assert_counts_alike(method: Any, problems: Any, options: Any) -> None:
         np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-5)
 
 
+def test_solutions_of_a_vmap_are_cut_nowhere() -> None:
+    """Wherever the axis of the vmap is put, and however long it is."""
+    A, b = (jnp.asarray(x) for x in (some_systems(count=3).A, some_systems(count=3).b))
+    found = jax.vmap(lambda c: momentum(9).solve(lfom.LinearSystems(A, c * b)), out_axes=-1)(jnp.ones(20))
+    assert found.residuals.shape == (3, 10, 20)
+    assert jax.tree.map(lambda leaf: leaf, momentum(9).solve(some_systems(count=3))).residuals.shape == (
+        3,
+        10,
+    )
+
+
 def test_losses_count_so_too() -> None:
     data = jnp.asarray(np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32))
     problems = lfom.ConvexLosses(lambda w, a: jnp.sum(jnp.logaddexp(0, a * w)) + 0.1 * jnp.sum(w**2), data, 3)

@@ -66,7 +66,8 @@ def compiled(
     lies: NamedSharding | None,
     outside: Hashable = (),
 ) -> Raw:
-    """own, steps: numbers of steps, or room for so many where the numbers are data. window: of which problems solutions are wanted, see `in_window`; by default of all. outside: see
+    """own, steps: numbers of steps, or room for so many where the numbers are data. window: of which problems solutions are
+    wanted, see `in_window`; by default of all. outside: see
     `Problems.reads_outside`; it names what was compiled."""
 
     def here(shared: Any, batch: Any) -> Raw:

@@ -33,7 +33,9 @@ def solve(
     plan = _planned(ready, method, problems, steps, tolerance)
     if start is not None:
         start = problems.begun(start)
-    return Solution(solve_batch(ready, problems, plan, start), method, plan.fallback, plan.steps + 1)
+    found = solve_batch(ready, problems, plan, start)
+    columns = plan.steps + 1
+    return Solution(found, method, plan.fallback, None if found.residuals.shape[-1] == columns else columns)
 
 
 def _planned(ready: Prepared, method: Algorithm, problems: Any, steps: Any, tolerance: Any) -> Plan:
